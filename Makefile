@@ -267,7 +267,7 @@ learn:
 	@$(MAKE) --no-print-directory -C dev/cuda learn
 
 STYLED := $(wildcard *.c *.cu scripts/*.cpp llmc/*.h llmc/*.cuh dev/*/*.c dev/*/*.cpp dev/*/*.h dev/*/*.cu dev/*/*.cuh dev/test/*/*.[ch] dev/test/*/*.cu \
-                     dev/cuda/emulation/*.h dev/cuda/emulation/*.cuh dev/cuda/emulation/*.cpp dev/cuda/emulation/*/*.h)
+                     dev/cuda/emulation/*.h dev/cuda/emulation/*.cuh dev/cuda/emulation/*.cpp dev/cuda/emulation/*/*.h dev/cuda/emulation/*/*/*.cuh)
 check-style:
 	@command -v clang-format >/dev/null || { echo 'error: no clang-format: apt-get install clang-format' >&2; exit 1; }
 	clang-format --dry-run --Werror $(filter-out dev/cuda/practice_%,$(STYLED))

@@ -103,10 +103,10 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/gelu.cuh"          // defines: GeluSaved, gelu, gelu_slope
 #include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
 #include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
-#include "llmc/tma_ring.cuh"      // defines: TmaRing
+#include "llmc/tma_ring.cuh"      // defines: TmaRing, TmaRingPlace
 #include "llmc/tuned.h"           // defines: TunedState, tuned_config, tuned_block_size
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
-#include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
+#include "llmc/weight_matrix.cuh" // defines: WeightMatrix, DecodeProduct, weight_dispatch, weight_pairs
 #include <algorithm>
 #include <math.h>
 #ifndef PART
@@ -161,7 +161,7 @@ size_t encoder_backward_scratch(int B, int T, int V);
 
 // out (N,C) = (inp - mean) * rstd * weight + bias; mean, rstd (N) | inp (N,C) | weight, bias (C). arXiv:1607.06450.
 // fused_residual_layernorm, layernorm_quantize, decode_matvec, decode_head, decode_matmul, decode_matmul_head and decode_layers also
-// contain a layernorm, layernorm_backward has three kernels; dev/learn/experiments/rmsnorm.patch changes all of them.
+// contain a layernorm; dev/learn/experiments/rmsnorm.patch changes all of them.
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                        const floatX* bias, int N, int C, float epsilon, const Execution& exec);
 // residual (N,C) = inp1 + inp2; normed (N,C), mean, rstd (N) are its layernorm. For the last layernorm with --fp8, whose MLP does not
@@ -174,7 +174,7 @@ void fused_residual_layernorm_forward(floatX* residual, floatX* normed, float* m
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                         const float* mean, const float* rstd, int N, int C, const Execution& exec);
-size_t layernorm_backward_scratch(int N, int C);
+size_t layernorm_backward_scratch(int C);
 
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be NULL. With saved.has_gelu(),
 // out receives gelu(sum), and saved.tensor (N,OC), if it is not NULL, the sum or, with saved.is_slope, gelu'(sum); this needs a
@@ -335,24 +335,18 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 // x (B,C) = wte[tokens (B)] + wpe[positions (B)]
 void decode_embed(floatX* x, const int* tokens, const int* positions, const floatX* wte, const floatX* wpe, int B,
                   int C, const Execution& exec);
-// out (B,OC) = gelu?(layernorm?(x (B,K)) weight (OC,K)^T + bias) + residual, for few rows, bound by reading the weights. A
-// NULL argument and its operation are left out. A WeightMatrix (weight_matrix.cuh) is a floatX* or is in 8 bits.
-// It is read before the previous kernel has ended (launch_early), so that kernel must not write it.
-void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, float epsilon, const Execution& exec);
-// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
-// The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. Here for 2 to 64 texts; a residual excludes gelu and norm.
-bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, float epsilon, const Execution& exec);
+// A DecodeProduct (weight_matrix.cuh), out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual, for few rows, bound by reading the
+// weights. A WeightMatrix is a floatX* or is in 8 bits. It is read before the previous kernel has ended (launch_early), so that kernel must
+// not write it.
+void decode_matvec(floatX* out, const DecodeProduct& p, const Execution& exec);
+// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T: K is C, OC is Vp
+void decode_head(float* logits, const DecodeProduct& p, const Execution& exec);
+// The same two on Hopper's tensor cores; false, and nothing launched, elsewhere. decode_matmul: for 2 to 64 texts; a residual excludes gelu
+// and norm. decode_matmul_head: for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with weights in 8 bits for
+// any number from 2 on.
+bool decode_matmul(floatX* out, const DecodeProduct& p, const Execution& exec);
 bool decode_matmul_runs(bool norm, int B, int K, int OC);
-// logits (B,Vp) = layernorm(x (B,C)) wte (Vp,C)^T, for 1 to 64 texts where their x leaves room in shared memory, else for 2 to 32, with
-// weights in 8 bits for any number from 2 on. wte is read as weight is in decode_matvec().
-bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec);
+bool decode_matmul_head(float* logits, const DecodeProduct& p, const Execution& exec);
 // out (B,C) = attention, with `scale`, of the query in qkv (B,3,C) to itself and to the positions[b] tokens before it. The key and value in
 // qkv become row positions[b] of keys, values (B,capacity,C). A text with position -1 has ended and is left out.
 void decode_attention(floatX* out, floatX* keys, floatX* values, float* scratch, const floatX* qkv,
@@ -1697,7 +1691,7 @@ static size_t backward_scratch_bytes(const GPT2Config* config, int B, int T) {
     size_t floats =
         std::max({linear_cross_entropy_scratch(N, C, Vp), matmul_backward_weight_scratch(N, C, Vp),
                   attention_backward_scratch(B, T, C, NH), attention_backward_bias_terms(B, T, C, NH) + products,
-                  layernorm_backward_scratch(N, C), global_norm_scratch(), muon_prepare_scratch(3)});
+                  layernorm_backward_scratch(C), global_norm_scratch(), muon_prepare_scratch(3)});
     return std::max(floats * sizeof(float), encoder_backward_scratch(B, T, config->vocab_size) * sizeof(int));
 }
 
@@ -1744,8 +1738,8 @@ static void plan_activations(Plan* plan, Activations* a, const GPT2Config* confi
     plan_add(plan, group, &a->dresidual, BT * C);
     plan_add(plan, group, &a->gelu_terms,
              fp8_backward_scratch(B * T, (int)F)); // not less without --fp8, or by other activations
-    plan_add(plan, group, &a->norm1_terms, layernorm_backward_scratch(B * T, (int)C));
-    plan_add(plan, group, &a->norm2_terms, layernorm_backward_scratch(B * T, (int)C));
+    plan_add(plan, group, &a->norm1_terms, layernorm_backward_scratch((int)C));
+    plan_add(plan, group, &a->norm2_terms, layernorm_backward_scratch((int)C));
     plan_add(plan, group, &a->scratch, backward_scratch_bytes(config, B, T) / sizeof(float));
 }
 
@@ -2244,16 +2238,16 @@ static void generator_sample(Generator* g, const GPT2* model, const Sampler* sam
     const Parameters<floatX>* p = &model->params;
     int C = model->config.channels, V = model->config.vocab_size, Vp = model->config.padded_vocab_size;
     float epsilon = model->config.norm_epsilon;
-    const floatX* x = g->x + (size_t)slot * C;
     float* logits = g->logits + (size_t)slot * Vp;
     WeightMatrix head = weights8_matrix(&model->weights8, &model->config, model->params_memory, p->lmhead);
-    bool done = decode_matmul_head(logits, x, p->lnfw, p->lnfb, head, n, C, Vp, epsilon, model->exec);
+    DecodeProduct product = {g->x + (size_t)slot * C, p->lnfw, p->lnfb, head, NULL, NULL, n, C, Vp, false, epsilon};
+    bool done = decode_matmul_head(logits, product, model->exec);
     if (!done && n > MAX_HEAD_TEXTS && head.format == WEIGHTS_FULL) {
-        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, p->lnfw, p->lnfb, n, C, epsilon,
+        layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, product.x, p->lnfw, p->lnfb, n, C, epsilon,
                           model->exec);
         matmul_forward_float(logits, g->acts.lnf, p->lmhead, n, C, Vp, model->exec);
     } else if (!done) {
-        decode_head(logits, x, p->lnfw, p->lnfb, head, n, C, Vp, epsilon, model->exec);
+        decode_head(logits, product, model->exec);
     }
     int* copy = g->host_tokens + g->row * g->B + slot;
     decode_sample(g->tokens + slot, copy, g->positions + slot, g->sample_scratch, logits, g->rng + slot,
@@ -2319,13 +2313,9 @@ static void generator_matmul(Generator* g, const GPT2* model, floatX* out, const
                              bool gelu, int n, int C, int OC, const Execution& exec) {
     WeightMatrix matrix = weights8_matrix(&model->weights8, &model->config, model->params_memory, weight);
     float epsilon = model->config.norm_epsilon;
-    if (decode_matmul(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec)) {
-        return;
-    }
-    if (n <= MAX_MATVEC_TEXTS) {
-        decode_matvec(out, x, norm_weight, norm_bias, matrix, bias, residual, gelu, n, C, OC, epsilon, exec);
-        return;
-    }
+    DecodeProduct p = {x, norm_weight, norm_bias, matrix, bias, residual, n, C, OC, gelu, epsilon};
+    if (decode_matmul(out, p, exec)) { return; }
+    if (n <= MAX_MATVEC_TEXTS) { return decode_matvec(out, p, exec); }
     if (norm_weight) {
         layernorm_forward(g->acts.lnf, g->acts.lnf_mean, g->acts.lnf_rstd, x, norm_weight, norm_bias, n, C, epsilon,
                           exec);
@@ -3852,330 +3842,39 @@ void matmul_backward_bias(float* dbias, float* scratch, const floatX* dout, int 
 // ==== end promoted: matmul_backward_bias ====
 
 // ==== promoted: layernorm_backward ====
-// ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
+// ---- kernel 11: 5 with the next rows copied ahead by cp.async ----
 
-// A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
-//     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
-//     held by thread      0 .. team_size-1 | 0 .. team_size-1           | 0 ..             of the team
-//     as its vector       j = 0            | j = 1                      | j = 2
-// A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
-// its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
-constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
-constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // leaves 128 registers per thread
-constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of blocks, and so the number of partial sums
-constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`, against bank conflicts in 16 bits
-
-// Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
-// buffers, so one barrier per call is enough.
-__device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
-    // the lower half-warp sums a, the upper half-warp sums b: 6 shuffles instead of 10
-    bool upper = threadIdx.x & 16;
-    float mine = upper ? b : a, other = upper ? a : b;
-    mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
-    for (int offset = 8; offset > 0; offset /= 2) { mine += __shfl_xor_sync(0xFFFFFFFFu, mine, offset); }
-    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
-    a = upper ? other : mine;
-    b = upper ? mine : other;
-    if (team_warps == 1) { return; }
-    int warp = threadIdx.x / 32, team = warp / team_warps;
-    if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
-    __syncthreads(); // safe for the whole block, because all its teams make the same number of calls
-    a = b = 0.0f;
-    for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
-}
-
-// Writes row blockIdx.x of partials (gridDim.x, num_sums, C): dweight, dbias and, if num_sums is 3, the columns of dinp,
-// summed over the block's teams. The sums are exchanged through `columns` (num_sums * x128::size, blockDim.x + padding) in
-// shared memory, one vector per thread at a time.
-template <int num_vecs, int num_sums>
-__device__ inline void layernorm_backward_block_sums(float* partials, const float (*dw)[x128::size],
-                                                     const float (*db)[x128::size], const float (*dx)[x128::size],
-                                                     float* columns, int C, int team_size) {
-    int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
-    int pitch = blockDim.x + LAYERNORM_BACKWARD_PADDING;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) {
-            columns[k * pitch + threadIdx.x] = dw[j][k];
-            columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
-            if (num_sums == 3) { columns[(2 * x128::size + k) * pitch + threadIdx.x] = dx[j][k]; }
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < num_sums * stride; i += blockDim.x) {
-            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias, 2 the columns of dinp
-            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
-            float sum = 0.0f;
-            for (int t = 0; t < num_teams; t++) {
-                sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
-            }
-            if (c < C) { partials[((size_t)blockIdx.x * num_sums + which) * C + c] = sum; }
-        }
-        __syncthreads();
-    }
-}
-
-// one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
-template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                               int C, int team_warps) {
-    __shared__ float row_sums[2][2][16];
-    extern __shared__ __align__(128) float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
-    int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
-    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
-    float inv_C = 1.0f / C;
-    int parity = 0;
-    grid_wait_dependency(); // layernorm_backward10() launches it early
-
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
-    for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
-        int row = turn + team;
-        if (one_warp && row >= N) { break; }
-        bool valid = one_warp || row < N;
-        size_t start = (size_t)row * C + first;
-        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // dy is 0 past the row's end and adds nothing
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (valid && (j < num_vecs - 1 || last_valid)) {
-                dy[j] = load128(dout + start + j * stride);
-                x[j] = load128(inp + start + j * stride);
-            }
-        }
-        if (dresidual && valid) {
-#pragma unroll
-            for (int j = 0; j < num_vecs; j++) {
-                if (j < num_vecs - 1 || last_valid) { dx[j] = load128(dresidual + start + j * stride); }
-            }
-        }
-        float m = valid ? mean[row] : 0.0f, r = valid ? rstd[row] : 0.0f, sum = 0.0f, dot = 0.0f,
-              dnorm[num_vecs][x128::size];
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            x128 w = {}; // the weights are reread from L1 for every row, because no registers are left for them
-            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
-            for (int k = 0; k < x128::size; k++) {
-                float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
-                dnorm[j][k] = d * (float)w[k];
-                sum += dnorm[j][k];
-                dot += dnorm[j][k] * norm;
-                dw[j][k] += d * norm;
-                db[j][k] += d;
-            }
-        }
-        layernorm_backward_team_sums(sum, dot, row_sums[parity], one_warp ? 1 : team_warps);
-        parity = 1 - parity;
-        sum *= inv_C;
-        dot *= inv_C;
-        // The shuffle does not change m, but the compiler cannot know that, so it recomputes norm from x below. Without
-        // the shuffle it would keep norm in registers and spill.
-        m = __shfl_sync(0xFFFFFFFFu, m, 0);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            for (int k = 0; k < x128::size; k++) {
-                float norm = ((float)x[j][k] - m) * r;
-                dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm[j][k] - sum - norm * dot));
-            }
-            if (valid && (j < num_vecs - 1 || last_valid)) { store128(dinp + start + j * stride, dx[j]); }
-        }
-    }
-
-    layernorm_backward_block_sums<num_vecs, 2>(partials, dw, db, NULL, layernorm_backward_columns, C, team_size);
-}
-
-// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block, and what
-// matmul_backward_bias() needs where it sums the columns of dinp.
-size_t layernorm_backward_scratch(int N, int C) {
-    int blocks_per_sm = LAYERNORM_BACKWARD_THREADS_PER_SM / LAYERNORM_BACKWARD_MIN_BLOCK_SIZE;
-    return (size_t)num_multiprocessors() * blocks_per_sm * 3 * C + matmul_backward_bias_scratch(N, C);
-}
-
-// Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
-// because 3 would spill.
-inline int layernorm_backward_team_warps(int num_vectors) {
-    const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
-    int team_warps = 1;
-    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : LAYERNORM_BACKWARD_MAX_VECS) * team_warps) {
-        team_warps *= 2;
-    }
-    return team_warps;
-}
-
-inline auto layernorm_backward_choose8(int num_vecs, int team_warps) {
-    if (team_warps > 1) {
-#if defined(ENABLE_FP32)
-        if (num_vecs == 3) { return layernorm_backward_kernel8<3, false>; }
-#endif
-        return layernorm_backward_kernel8<2, false>;
-    }
-    return num_vecs == 1   ? layernorm_backward_kernel8<1, true>
-           : num_vecs == 2 ? layernorm_backward_kernel8<2, true>
-                           : layernorm_backward_kernel8<3, true>;
-}
-
-typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
-                                        const float*, const float*, int, int, int);
-
-// How to launch the kernel that writes dinp and partials (grid_size, num_sums, C).
-struct LayernormBackwardLaunch {
-    LayernormBackwardKernel kernel;
-    int grid_size, block_size, num_vecs, team_warps, num_sums;
-    size_t shared_bytes;
-};
-
-// Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
-inline LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size, const Execution& exec) {
-    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
-    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
-    block_size = max(block_size, 32 * team_warps);
-    require(block_size % (32 * team_warps) == 0);
-    require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
-    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
-    int grid_size = exec.free_sms() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
-    size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
-    return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, 2, shared_bytes};
-}
-
-// ---- kernel 10: cp.async prefetches the next row, and programmatic dependent launch of the second kernel ----
-
+constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE = 256;  // the largest; two blocks leave 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_BLOCKS_PER_SM = 4; // at most; bounds the number of partial sums
 constexpr int LAYERNORM_BACKWARD_STAGES = 2;
+// A thread of at most so many vectors has a ring. For 4 vectors, the block needs 96 KB: from 8.0 on, it may have 99 KB or
+// more. Before 8.0, there is no cp.async.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int LAYERNORM_BACKWARD_RING_VECS = 0;
+#else
+constexpr int LAYERNORM_BACKWARD_RING_VECS = 4;
+#endif
 
-// Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
-// current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
-//                before the loop   1st row           2nd row           3rd row
-//     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
-//     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
-// num_sums: 2, or 3 to also sum the columns of dinp.
-template <int num_vecs, int num_sums> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
-    layernorm_backward_kernel10(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
-                                const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
-                                int C, int /*team_warps*/) {
-    // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
-    extern __shared__ __align__(128) int4 layernorm_backward_ring[];
-    const int team_size = 32, stride = team_size * x128::size;
-    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
-    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-    int stage = 0;
-    grid_launch_dependents();
-    grid_wait_dependency();
-
-    // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
-    auto fetch = [&](int row, int to_stage) {
-        if (row < N) {
-#pragma unroll
-            for (int j = 0; j < num_vecs; j++) {
-                size_t i = (size_t)row * C + first + j * stride;
-                bool valid = j < num_vecs - 1 || last_valid;
-                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
-                // an invalid copy writes zeros and reads nothing, but still needs a valid address
-                cp_async_16(slot, dout + (valid ? i : 0), valid);
-                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
-                bool add = valid && dresidual;
-                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
-            }
-        }
-        cp_async_commit();
-    };
-    auto vector_of_weight = [&](int j) { // the same for all rows, so these loads hit L1
-        return to_floats(j < num_vecs - 1 || last_valid ? load128(weight + first + j * stride) : x128());
-    };
-    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
-    int row = blockIdx.x * num_teams + team;
-    for (int i = 0; i < LAYERNORM_BACKWARD_STAGES; i++) { fetch(row + i * row_step, i); }
-    for (; row < N; row += row_step) {
-        const floatX* slots =
-            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
-        int pitch = blockDim.x * x128::size;
-        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
-        cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            auto dy = to_floats(load128(slots + 3 * j * pitch)), x = to_floats(load128(slots + (3 * j + 1) * pitch));
-            auto w = vector_of_weight(j);
-            for (int k = 0; k < x128::size; k++) {
-                float norm = (x[k] - m) * r, dnorm = dy[k] * w[k];
-                sum += dnorm;
-                dot += dnorm * norm;
-                dw[j][k] += dy[k] * norm;
-                db[j][k] += dy[k];
-            }
-        }
-        layernorm_backward_team_sums(sum, dot, nullptr, 1);
-        // dinp = dresidual + rstd * (dnorm - sum - norm * dot) is a sum of dresidual, dnorm and inp with factors of the row
-        float of_inp = -r * r * dot * inv_C, constant = -r * sum * inv_C - of_inp * m;
-        __syncwarp(); // makes the compiler reread the row from shared memory; keeping it in registers would spill
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            auto dy = to_floats(load128(slots + 3 * j * pitch)), x = to_floats(load128(slots + (3 * j + 1) * pitch));
-            auto dx = to_floats(load128(slots + (3 * j + 2) * pitch)), w = vector_of_weight(j);
-            x128 result;
-            for (int k = 0; k < x128::size; k++) {
-                float y = dx[k] + constant + r * (dy[k] * w[k]) + of_inp * x[k];
-                if (num_sums == 3) { dx_sum[j][k] += y; }
-                result[k] = (floatX)y;
-            }
-            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, result); }
-        }
-        fetch(row + LAYERNORM_BACKWARD_STAGES * row_step, stage); // the row in this stage has been read
-        stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
-    }
-    cp_async_wait<0>();
-    __syncthreads(); // now all threads have read the ring, and the column sums may reuse its memory
-
-    layernorm_backward_block_sums<num_vecs, num_sums>(partials, dw, db, dx_sum, (float*)layernorm_backward_ring, C,
-                                                      team_size);
-}
-
-// Chooses kernel 10 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
-// kernel 8, which always has two sums.
-inline LayernormBackwardLaunch layernorm_backward_launch10(int N, int C, int block_size, int num_sums,
-                                                           const Execution& exec) {
-    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size, exec);
-    size_t sums_bytes = num_sums * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
-    LayernormBackwardKernel kernel = NULL;
-    with_constant<3>(l.num_vecs, [&](auto n) {
-        kernel = num_sums == 3 ? layernorm_backward_kernel10<n.value, 3> : layernorm_backward_kernel10<n.value, 2>;
-    });
-    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * l.num_vecs * 3 * l.block_size * sizeof(x128);
-    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
-    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && max(ring_bytes, sums_bytes) <= limit) {
-        l.kernel = kernel, l.num_sums = num_sums;
-        l.shared_bytes = max(ring_bytes, sums_bytes);
-    }
-    return l;
-}
-
-// threads: of a block; 0: 512. dinp_sums: see layernorm_backward
-void layernorm_backward10(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
-                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, const Execution& exec, int threads) {
-    LayernormBackwardLaunch l = layernorm_backward_launch10(N, C, threads ? threads : 512, dinp_sums ? 3 : 2, exec);
-    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, exec, dinp, scratch, dout, dresidual,
-                 inp, weight, mean, rstd, N, C, l.team_warps);
-    column_sums<16>(dweight, dbias, l.num_sums == 3 ? dinp_sums : NULL, scratch, l.grid_size, C, exec);
-    scratch += (size_t)l.grid_size * l.num_sums * C; // its terms may have to wait: exec.sums
-    if (dinp_sums && l.num_sums < 3) { matmul_backward_bias(dinp_sums, scratch, dinp, N, C, exec); }
-}
-// ---- kernel 11: 5 with the next rows copied ahead by cp.async, for rows that are longer than a warp holds ----
-
-constexpr int LAYERNORM_BACKWARD_BLOCK_SIZE11 = 256; // the largest; two blocks leave 128 registers per thread
-
-// A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. While the sums of
-// these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A thread reads only what
-// it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the ring a second time for dinp:
-// that costs less than the registers that would hold them. num_sums: as in kernel 10.
-template <int num_vecs, int rows, int num_sums>
-__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1 ? 2 : 1)
+// A block processes `rows` rows at a time; thread t holds the vectors t, t + blockDim.x ... of each row. It has the same
+// columns in every row, so it sums dweight and dbias in registers. column_sums() adds the partial sums of all blocks.
+// While the sums of these rows are computed, cp.async copies the rows of the next turns into a ring in shared memory. A
+// thread reads only what it copied itself, so the only barrier is that of the row sums. dy, x and dx are read from the
+// ring a second time for dinp: that costs less than the registers that would hold them.
+//                before the loop    1st turn          2nd turn          3rd turn
+//     stage 0    copy turn 0        read 0, copy 2    (2 in flight)     read 2, copy 4
+//     stage 1    copy turn 1        (1 in flight)     read 1, copy 3    (3 in flight)
+// Without a ring, the vectors are read from global memory both times, the second time from the caches. num_sums: 2, or 3
+// to also sum the columns of dinp.
+template <int num_vecs, int num_sums>
+__global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE, num_vecs == 1 && LAYERNORM_BACKWARD_RING_VECS ? 2 : 1)
     layernorm_backward_kernel11(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
                                 const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
                                 int C) {
-    static_assert(num_vecs * rows == 4);
+    constexpr int rows = num_vecs < 4 ? 4 / num_vecs : 1;
+    constexpr bool has_ring = num_vecs <= LAYERNORM_BACKWARD_RING_VECS;
     extern __shared__ __align__(128) int4 layernorm_backward_ring11[]; // (stages, rows, num_vecs, 3, blockDim.x)
     // [stage][warp]: sum and dot of each row. The stages alternate, so one barrier per turn is enough
-    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE11 / 32][8];
+    __shared__ float shared[LAYERNORM_BACKWARD_STAGES][LAYERNORM_BACKWARD_BLOCK_SIZE / 32][8];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     int first = threadIdx.x * x128::size, stride = blockDim.x * x128::size, row_step = gridDim.x * rows, stage = 0;
     float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {}, dx_sum[num_vecs][x128::size] = {};
@@ -4187,9 +3886,17 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
     for (int j = 0; j < num_vecs; j++) {
         if (first + j * stride < C) { w[j] = load128(weight + first + j * stride); }
     }
-    auto slots = [&](int of_stage) { return layernorm_backward_ring11 + of_stage * 12 * blockDim.x + threadIdx.x; };
+    // rows of 4 or more vectors per thread leave no registers for the weights, which are then reread from L1
+    auto vector_of_weight = [&](int j) {
+        if (num_vecs < 4) { return to_floats(w[j]); }
+        return to_floats(first + j * stride < C ? load128(weight + first + j * stride) : x128());
+    };
+    auto slots = [&](int of_stage) {
+        return layernorm_backward_ring11 + of_stage * rows * num_vecs * 3 * blockDim.x + threadIdx.x;
+    };
     // what is past the end of a row, or of all rows, becomes 0 and adds nothing
     auto fetch = [&](int start, int to_stage) {
+        if constexpr (!has_ring) { return; }
         size_t at = (size_t)start * C + first;
         const floatX *from_dout = dout + at, *from_inp = inp + at,
                      *from_dresidual = (dresidual ? dresidual : dout) + at;
@@ -4223,16 +3930,21 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
 #pragma unroll
         for (int i = 0; i < rows; i++) { m[i] = next_mean[i], r[i] = next_rstd[i]; }
         fetch_statistics(start + row_step);
-        cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>();
+        if constexpr (has_ring) { cp_async_wait<LAYERNORM_BACKWARD_STAGES - 1>(); }
         const int4* own = slots(stage);
         auto vector = [=](int i, int j, int which) { // 0: dout, 1: inp, 2: dresidual
-            return to_floats(vec128_from_bits<floatX>(own[((i * num_vecs + j) * 3 + which) * blockDim.x]));
+            if constexpr (has_ring) {
+                return to_floats(vec128_from_bits<floatX>(own[((i * num_vecs + j) * 3 + which) * blockDim.x]));
+            }
+            const floatX* tensor = which == 0 ? dout : which == 1 ? inp : dresidual;
+            bool valid = tensor && start + i < N && first + j * stride < C;
+            return to_floats(valid ? load128(tensor + (size_t)(start + i) * C + first + j * stride) : x128());
         };
 #pragma unroll
         for (int i = 0; i < rows; i++) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                auto dy = vector(i, j, 0), x = vector(i, j, 1), scale = to_floats(w[j]);
+                auto dy = vector(i, j, 0), x = vector(i, j, 1), scale = vector_of_weight(j);
                 for (int k = 0; k < x128::size; k++) {
                     float centered = x[k] - m[i], dnorm = dy[k] * scale[k];
                     sums[2 * i] += dnorm;
@@ -4246,7 +3958,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
         float warp_total = warp_sums<8>(sums);
         if (lane % 4 == 0) { shared[stage][warp][lane / 4] = warp_total; }
         __syncthreads();
-        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE11 <= 8 * 32); // this lane: sum lane % 8 of two of the warps
+        static_assert(LAYERNORM_BACKWARD_BLOCK_SIZE <= 8 * 32); // this lane: sum lane % 8 of two of the warps
         float total = lane / 8 < num_warps ? shared[stage][lane / 8][lane % 8] : 0.0f;
         if (lane / 8 + 4 < num_warps) { total += shared[stage][lane / 8 + 4][lane % 8]; }
         total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
@@ -4259,7 +3971,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
             float of_inp = -r[i] * r[i] * dot, constant = -r[i] * sum - of_inp * m[i];
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                auto dy = vector(i, j, 0), x = vector(i, j, 1), dx = vector(i, j, 2), scale = to_floats(w[j]);
+                auto dy = vector(i, j, 0), x = vector(i, j, 1), dx = vector(i, j, 2), scale = vector_of_weight(j);
                 x128 result;
                 for (int k = 0; k < x128::size; k++) {
                     float y = dx[k] + constant + r[i] * (dy[k] * scale[k]) + of_inp * x[k];
@@ -4273,7 +3985,7 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
         fetch(start + LAYERNORM_BACKWARD_STAGES * row_step, stage); // this thread has read what is in this stage
         stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES;
     }
-    cp_async_wait<0>();
+    if constexpr (has_ring) { cp_async_wait<0>(); }
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
         int c = first + j * stride;
@@ -4291,55 +4003,44 @@ __global__ void __launch_bounds__(LAYERNORM_BACKWARD_BLOCK_SIZE11, num_vecs == 1
     }
 }
 
-// Vectors per thread of kernel 11; 0 if a row is too long for it, or the device code has no cp.async.
-inline int layernorm_backward_vecs11(int C) {
-    int num_vecs = ceil_div(C / x128::size, LAYERNORM_BACKWARD_BLOCK_SIZE11);
-    return num_vecs <= 2 && compiled_arch(layernorm_backward_kernel11<1, 4, 2>) >= 80 ? num_vecs : 0;
-}
-
-// threads_per_sm: of the blocks that run side by side on an SM; 0: two blocks, or one of the largest. dinp_sums: see
-// layernorm_backward
-void layernorm_backward11(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
-                          const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
-                          const float* mean, const float* rstd, int N, int C, const Execution& exec,
-                          int threads_per_sm) {
-    int num_vecs = layernorm_backward_vecs11(C);
-    require(C % x128::size == 0 && num_vecs > 0);
-    int block_size = 32 * ceil_div(C / x128::size, 32 * num_vecs), rows = 4 / num_vecs, resident;
-    int blocks_per_sm = threads_per_sm ? min(max(threads_per_sm / block_size, 1), 4)
-                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE11 ? 2 : 1);
-    auto kernel = layernorm_backward_kernel11<1, 4, 2>;
-    with_constant<2>(num_vecs, [&](auto n) {
-        constexpr int vecs = n.value;
-        kernel =
-            dinp_sums ? layernorm_backward_kernel11<vecs, 4 / vecs, 3> : layernorm_backward_kernel11<vecs, 4 / vecs, 2>;
-    });
-    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES * 12 * block_size * sizeof(x128);
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
-    int grid_size = min(exec.free_sms() * min(max(resident, 1), blocks_per_sm), ceil_div(N, rows));
-    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, exec, dinp, scratch, dout, dresidual, inp,
-                 weight, mean, rstd, N, C);
-    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, exec);
-}
-
-// Whether a row is longer than what kernel 10 holds in a warp, and kernel 11 takes it.
-inline bool layernorm_backward_is_wide(int C) {
-    return layernorm_backward_team_warps(C / x128::size) > 1 && layernorm_backward_vecs11(C) > 0;
+// Number of floats in scratch: the partial sums of dweight, dbias and the columns of dinp of every block.
+size_t layernorm_backward_scratch(int C) {
+    return (size_t)num_multiprocessors() * LAYERNORM_BACKWARD_BLOCKS_PER_SM * 3 * C;
 }
 
 // dinp (N,C) = dresidual + gradient of inp; dweight, dbias (C) += their gradients | dinp_sums (C) += the sums of dinp's
 // columns, the gradient of a bias that was added to inp; may be NULL
-// | scratch (layernorm_backward_scratch(N, C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
+// | scratch (layernorm_backward_scratch(C)) | dout (N,C); dresidual (N,C), may be NULL (then 0) or dinp; inp (N,C);
 // weight (C); mean, rstd (N)
 void layernorm_backward(floatX* dinp, float* dinp_sums, float* dweight, float* dbias, float* scratch,
                         const floatX* dout, const floatX* dresidual, const floatX* inp, const floatX* weight,
                         const float* mean, const float* rstd, int N, int C, const Execution& exec) {
     Op op(exec, (dresidual ? 4.0 : 3.0) * N * C * sizeof(floatX), 0, "layernorm_backward");
-    bool wide = layernorm_backward_is_wide(C);
-    int config = tuned_config(exec.tuned, "layernorm_backward", N, C, wide ? 0 : 512);
-    (wide ? layernorm_backward11 : layernorm_backward10)(dinp, dinp_sums, dweight, dbias, scratch, dout, dresidual, inp,
-                                                         weight, mean, rstd, N, C, exec, config);
+    require(N >= 1 && C >= 8 && C % 8 == 0 && C <= (sizeof(floatX) == 4 ? 6144 : 8192));
+    int num_vectors = C / x128::size, i = 0, resident;
+    constexpr int vecs[] = {1, 2, 4, 6}; // per thread; 6 only in fp32
+    while (num_vectors > vecs[i] * LAYERNORM_BACKWARD_BLOCK_SIZE) { i++; }
+    int block_size = 32 * ceil_div(num_vectors, 32 * vecs[i]), rows = max(4 / vecs[i], 1);
+    auto kernel = layernorm_backward_kernel11<1, 2>;
+    with_constant<sizeof(floatX) == 4 ? 4 : 3>(i + 1, [&](auto n) {
+        constexpr int num_vecs = vecs[n.value - 1];
+        kernel = dinp_sums ? layernorm_backward_kernel11<num_vecs, 3> : layernorm_backward_kernel11<num_vecs, 2>;
+    });
+    bool has_ring = vecs[i] <= LAYERNORM_BACKWARD_RING_VECS && compiled_arch(kernel) >= 80;
+    size_t ring_bytes =
+        has_ring ? (size_t)LAYERNORM_BACKWARD_STAGES * rows * vecs[i] * 3 * block_size * sizeof(x128) : 0;
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)ring_bytes));
+    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, ring_bytes));
+    // what is measured is the number of threads of the blocks that run side by side on an SM
+    int threads_per_sm = tuned_block_size(exec, "layernorm_backward", N, C, 0);
+    int blocks_per_sm = threads_per_sm ? max(threads_per_sm / block_size, 1)
+                        : !has_ring    ? LAYERNORM_BACKWARD_BLOCKS_PER_SM
+                                       : (block_size < LAYERNORM_BACKWARD_BLOCK_SIZE ? 2 : 1);
+    blocks_per_sm = min(min(resident, blocks_per_sm), LAYERNORM_BACKWARD_BLOCKS_PER_SM);
+    int grid_size = min(exec.free_sms() * blocks_per_sm, ceil_div(N, rows));
+    launch_early(kernel, dim3(grid_size), dim3(block_size), ring_bytes, exec, dinp, scratch, dout, dresidual, inp,
+                 weight, mean, rstd, N, C);
+    column_sums<16>(dweight, dbias, dinp_sums, scratch, grid_size, C, exec);
 }
 // ==== end promoted: layernorm_backward ====
 
@@ -4603,9 +4304,7 @@ enum {
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512,
-    GEMM_SCALED_ADD =
-        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
-    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
+    GEMM_MIRRORED = 2048 // with GEMM_THIRD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -4627,23 +4326,20 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
-};
-
-// Where the sums of the columns of out go.
-struct GemmColumnSums {
-    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
-    int N;
-
-    // stores the sums of columns `column` and column + 1 of tile row i
-    __device__ void store_sums(int i, int column, float2 pair) const {
-        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    // With GEMM_THIRD: returns whether `third` is read. If not, its elements count as zeros.
+    __device__ bool reads_third() const { return true; }
+    // With GEMM_THIRD: returns the result for y and an element of `third`.
+    __device__ float combined(float y, float third) const {
+        if ((extras & GEMM_GELU_BACKWARD) == GEMM_GELU_BACKWARD) { return y * gelu_slope(third); }
+        return (extras & GEMM_MULTIPLY) == GEMM_MULTIPLY ? y * third : y + third;
     }
 };
 
 // GemmBias that also sums the columns of out.
 template <int extras> struct GemmBiasSums : GemmBias<extras> {
     static constexpr int EXTRAS = extras | GEMM_SUMS;
-    GemmColumnSums to;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -4678,67 +4374,72 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// How the weight is stored: as (N,K), where wgmma takes the tile as it is.
-struct GemmWeightNK {
-    static constexpr bool IS_KN = false;
-    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+// The blocks of a cluster, one or two, from which a form inherits. Two blocks compute two tiles of out, one below the other, so
+// both need the same tile of the weight: each loads half of it and multicasts it to both. A stage is empty when the consumers
+// of both blocks have read it.
+template <int cluster> struct GemmCluster {
+    static constexpr int CLUSTER = cluster;
+    static constexpr bool IS_KM = false, IS_KN = false; // whether inp is stored as (K,M), the weight as (K,N)
+    static __device__ int rank() { return cluster == 1 ? 0 : cluster_rank(); }
+    static __device__ void sync() { cluster == 1 ? __syncthreads() : cluster_sync(); }
+    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < cluster) { cluster == 1 ? mbarrier_arrive(empty) : mbarrier_arrive_cluster(empty, lane); }
+    }
     template <class G> static __device__ GemmTile tile(int index, int M, int N, int rank) {
         return gemm_tile<G>(index, M, N, rank);
     }
 };
+typedef GemmCluster<1> GemmSingle;
+typedef GemmCluster<2> GemmPair;
 
-// A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
-// weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
-// both blocks have read it.
-struct GemmPair : GemmWeightNK {
-    static constexpr int CLUSTER = 2;
-    static __device__ int rank() { return cluster_rank(); }
-    static __device__ void sync() { cluster_sync(); }
-    // a block must not exit while the other block may still write to its shared memory
-    static __device__ void end() { cluster_sync(); }
-    // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
-    // column k and row tile.column of the weight on.
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int rank, uint64_t* full) {
-        const int half = columns / 2;
-        tma_load_2d_multicast(weight + rank * half * 64, &map, k, tile.column + rank * half, full, 3);
+// An operand, stored as (rows,K), or as (K,rows) if by_k, as a backward pass has it. A stage has a tile of it: 64 columns (k) of
+// `size` rows, which wgmma takes as they are. If by_k, these are boxes of 64 columns and 64 rows (k), which wgmma transposes.
+// Each of num_blocks blocks of a cluster loads a part of the tile for all of them.
+template <int num_blocks, int size, bool by_k> struct GemmOperand {
+    static constexpr int BOX_ROWS = (by_k ? 64 : size) / num_blocks;
+    static constexpr int STEP = by_k ? 128 : 2; // 16 of k, in the units of wgmma's descriptors, which are 16 bytes
+    static CUtensorMap map(const floatX* matrix, int rows, int K) {
+        return by_k ? tensor_map(matrix, {rows, K}, {64, BOX_ROWS}) : tensor_map(matrix, {K, rows}, {64, BOX_ROWS});
     }
-    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
-    static __device__ void release(uint64_t* empty) {
-        int lane = threadIdx.x % 32;
-        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
-    }
-};
-
-// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
-struct GemmPingPong192Pairs : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
-    static constexpr int READERS = 4;               // warps per block that read a stage, the four of one consumer
-    static constexpr int RING = 4;                  // stages in the ring
-    static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
-    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
-        wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
-    }
-};
-
-// The same for a weight that is stored as (K,N), as a backward pass has it: the tile is boxes of 64 columns, of 64 rows (k)
-// each, which wgmma transposes. Each block loads half of the rows.
-struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
-    static constexpr bool IS_KN = true;
-    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
-        return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
-    }
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int rank, uint64_t* full) {
-        for (int box = 0; box < columns / 64; box++) {
-            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, tile.column + 64 * box, k + rank * 32,
-                                  full, 3);
+    // Loads the part of block `rank`. row, k: where the tile begins in the matrix
+    template <class Tile> static __device__ void load(floatX* to, const CUtensorMap& map, const Tile& tile, int row,
+                                                      int k, int rank, uint64_t* full) {
+        for (int i = 0; i < (by_k ? size / 64 : 1); i++) {
+            floatX* box = to + (i * 64 + rank * BOX_ROWS) * 64;
+            int x = by_k ? row + 64 * i : k, y = (by_k ? k : row) + rank * BOX_ROWS;
+            num_blocks == 1 ? tile.load(box, map, x, y, full) : tma_load_2d_multicast(box, &map, x, y, full, 3);
         }
     }
-    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
-        wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX());
+    static __device__ uint64_t descriptor(const floatX* tile) {
+        return by_k ? wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) : wgmma_descriptor(tile);
     }
+};
+template <class G> using GemmInp = GemmOperand<1, G::ROWS, G::IS_KM>;
+template <class G> using GemmWeight = GemmOperand<G::CLUSTER, G::COLUMNS, G::IS_KN>;
+
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
+template <class Cluster, bool kn = false> struct GemmPingPong192 : Cluster {
+    static constexpr bool IS_KN = kn;
+    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
+    static constexpr int READERS = 4; // warps per block that read a stage: 4 of one consumer, or 8 of both
+    static constexpr int RING = 4;    // stages in the ring
+    static constexpr int BOXES = 4;   // boxes of 16x64 results per consumer warp, in shared memory
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        kn ? wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX())
+           : wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+typedef GemmPingPong192<GemmPair> GemmPingPong192Pairs;
+
+// Returns whether a form is ping-pong. In other forms, both consumers compute every tile together, half of its rows each.
+template <class G> constexpr bool gemm_is_ping_pong = G::READERS == 4;
+
+template <class G> struct GemmStage { // 64 columns of both operands, swizzled as TMA writes them
+    floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
+    static_assert(G::ROWS % 8 == 0 && G::COLUMNS % 8 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
 };
 
 // The ring over time, here with 4 stages and 3 steps of 64 columns per tile. Step i uses stage i % 4. L4 is the TMA
@@ -4753,28 +4454,13 @@ struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
 //     products        | tile 0, consumer 0    | tile 1, consumer 1    | tile 2
 template <class G> struct GemmSMem {
     static constexpr int RING = G::RING;
-    struct Stage { // 64 columns of both operands, swizzled as TMA writes them
-        floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
-    } stages[RING];
+    GemmStage<G> stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     TmaRing<RING> ring;
     uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
-
-    static constexpr int bytes() {
-        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
-        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GemmSMem) + 1024;
-    }
 };
-
-// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so bytes()
-// includes 1 KB for the shift.
-template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
 
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
 // afterwards.
@@ -4806,35 +4492,15 @@ struct GemmMaps {
     CUtensorMap inp, weight, out, second, third;
 };
 
-// Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
-template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
-                                                                const CUtensorMap& weight_map, const Tile& tile,
-                                                                int num_steps, int rank, int& i) {
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
-        tile.load(stage.inp, inp_map, step * 64, tile.row, full);
-        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
-    }
-}
-
-// Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class IdleWork = GemmNoIdleWork>
-__device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
-    warpgroup_fewer_registers<IdleWork::REGISTERS>();
-    if (IdleWork::WORKS && threadIdx.x >= 32) {
-        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
-        return;
-    }
-    if (threadIdx.x != 0) { return; }
-    int i = 0;
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride) {
-        gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
-    }
-    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
+// Loads 64 columns of a tile's operands, from 64 * step on. i is the number of steps loaded so far, over all tiles. In this and
+// gemm_multiply, SMem is any struct with the members `stages` and `ring`.
+template <class G, class SMem, class Tile>
+__device__ inline void gemm_load(SMem& smem, const CUtensorMap& inp_map, const CUtensorMap& weight_map,
+                                 const Tile& tile, int step, int rank, int i) {
+    auto& stage = smem.stages[i % G::RING];
+    uint64_t* full = smem.ring.acquire(i, sizeof(stage));
+    GemmInp<G>::load(stage.inp, inp_map, tile, tile.row, step * 64, 0, full);
+    GemmWeight<G>::load(stage.weight, weight_map, tile, tile.column, step * 64, rank, full);
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -4848,26 +4514,27 @@ template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::C
 }
 
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
-// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
-// 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
-template <class G, bool clears = true> __device__ inline void
-gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num_steps, int number, int& i) {
-    int consumer = threadIdx.x / 128 - 1;
+// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the consumer's rows; its elements
+// 4j to 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
+template <class G, bool clears = true, class SMem> __device__ inline void
+gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], SMem& smem, int num_steps, int number, int& i) {
+    int consumer = threadIdx.x / 128 - 1, first_row = gemm_is_ping_pong<G> ? 0 : 64 * warp_uniform(consumer);
     if (clears) { gemm_clear<G>(sum); }
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
-    mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
+    if constexpr (gemm_is_ping_pong<G>) { mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2); }
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp);
+        uint64_t inp = GemmInp<G>::descriptor(stage.inp + first_row * 64);
         smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
+        for (int k = 0; k < 4; k++) { // 16 columns per iteration; 64 rows of inp are 512 units of 16 bytes
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k),
+                G::wgmma(sum[m], inp + 512 * m + GemmInp<G>::STEP * k,
+                         GemmWeight<G>::descriptor(stage.weight) + GemmWeight<G>::STEP * k,
                          clears || step > 0 || k > 0);
             }
         }
@@ -4875,7 +4542,9 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         wgmma_wait<1>(); // the previous step's products are done
         if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    if constexpr (gemm_is_ping_pong<G>) {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
@@ -4909,12 +4578,6 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, c
                    &smem.box_full[warp][slot]);
 }
 
-// Whether the epilogue reads `third`.
-template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
-    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
-    return Epilogue::EXTRAS & GEMM_THIRD;
-}
-
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
@@ -4924,7 +4587,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+            for (int n = 0; epilogue.reads_third() && n < min(num_boxes, G::BOXES); n++) {
                 gemm_load_box<G>(smem, third_map, tile, n, box);
             }
         }
@@ -4932,31 +4595,37 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     }
 }
 
+// Waits for the four warps of this consumer.
+__device__ inline void gemm_consumer_sync() {
+    threadIdx.x < 256 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128);
+}
+
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
+// always in the same order, and stores it to row `row` / G::ROWS of `to` (row tiles, N). sums: this lane's, see
+// fragment_column_sums. The warps meet in the memory of the boxes.
+template <class G, class SMem> __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], float* to,
+                                                                      SMem& smem, int row, int column, int M, int N) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
-    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
-    barrier();
-    if (thread < G::COLUMNS / 2 &&
-        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    gemm_consumer_sync();
+    // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) {
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        column += 2 * thread;
+        if (column < N) { *reinterpret_cast<float2*>(to + (size_t)(row / G::ROWS) * N + column) = sum; }
     }
-    barrier(); // all have read: the boxes may be used again
+    gemm_consumer_sync(); // all have read: the boxes may be used again
 }
 
 // Packs two rows of two columns into two registers of a fragment.
@@ -4972,7 +4641,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
                                   int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
+    bool reads_third = false;
+    if constexpr (has_third) { reads_third = epilogue.reads_third(); }
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
@@ -4996,7 +4666,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (gemm_reads_third(epilogue)) {
+        if (reads_third) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
@@ -5012,7 +4682,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
-            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
+            if (reads_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -5039,15 +4709,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float2 lower = unpack_16x2(third[2 * j + 1], floatX());
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        if constexpr (third_use == GEMM_SCALED_ADD) {
-                            v[i] = epilogue.add(v[i], w[i]);
-                        } else {
-                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i]; // GEMM_ADD
-                        }
-                    }
+                    for (int i = 0; i < 4; i++) { v[i] = epilogue.combined(v[i], w[i]); }
                 }
                 if constexpr (has_sums) {
 #pragma unroll
@@ -5082,7 +4744,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.sums, smem, tile.row, tile.column, M, epilogue.N); }
     if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 
@@ -5090,12 +4752,13 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 // the cluster no longer writes to it.
 template <class G> __device__ inline void gemm_end() {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
-    G::end();
+    if (G::CLUSTER > 1) { G::sync(); }
 }
 
 // ---- the kernel ----
 
-// The beginning of a kernel. Returns the number of the warp: 0 to 3 in the producer, which has then loaded all tiles.
+// The beginning of a kernel. One thread of warpgroup 0 loads the operands of the block's tiles; the clusters take the tiles of
+// the list in turn. Returns the number of the warp: 0 to 3 in warpgroup 0, whose work is then done.
 template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
                                  const IdleWork& idle_work = {}) {
@@ -5104,8 +4767,22 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     if (warp < 4) {
-        gemm_produce(smem, maps, M, N, ceil_div(K, 64), blockIdx.x / G::CLUSTER, gridDim.x / G::CLUSTER, num_tiles,
-                     G::rank(), idle_work);
+        warpgroup_fewer_registers<IdleWork::REGISTERS>();
+        if (IdleWork::WORKS && threadIdx.x >= 32) {
+            idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+            return warp;
+        }
+        if (threadIdx.x != 0) { return warp; }
+        int i = 0, rank = G::rank(), num_steps = ceil_div(K, 64);
+#pragma unroll 1
+        for (int index = blockIdx.x / G::CLUSTER; index < num_tiles; index += gridDim.x / G::CLUSTER) {
+            auto tile = G::template tile<G>(index, M, N, rank);
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<G>(smem, maps.inp, maps.weight, tile, step, rank, i);
+            }
+        }
+        if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
     } else {
         warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     }
@@ -5116,51 +4793,37 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
 template <class G, class Epilogue, class Store>
 __device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps& maps, const Epilogue& epilogue, int M,
                                     int N, int K, int num_tiles, const Store& store) {
-    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER, box = 0, number = 0;
-    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    int i = consumer * num_steps;
+    constexpr bool ping_pong = gemm_is_ping_pong<G>;
+    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64), box = 0, number = 0;
+    // ping-pong: the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
+    int turns = ping_pong ? 2 : 1, turn = ping_pong ? consumer : 0, i = turn * num_steps;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
 #pragma unroll 1
-    for (int index = first + consumer * stride; index < num_tiles; index += 2 * stride, number++) {
+    for (int index = first + turn * stride; index < num_tiles; index += turns * stride, number++) {
         float sum[G::PARTS][G::COLUMNS / 2];
         auto tile = G::template tile<G>(index, M, N, rank);
-        tile.row += warp % 4 * 16;             // the warp's
-        GemmColumns<G, Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        tile.row += warp % 4 * 16 + (ping_pong ? 0 : 64 * consumer); // the warp's
+        GemmColumns<G, Epilogue> columns = {};                       // stay zeros with GEMM_NO_BIAS
         gemm_prepare(columns, epilogue, smem, maps.third, tile, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
+        i += (turns - 1) * num_steps; // skips the other consumer's tile
         store(sum, columns, tile, box);
     }
 }
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+// Kernel 21 of matmul_forward.cu. Its idle warps run `idle_work`.
+template <class G, class Epilogue, class IdleWork = GemmNoIdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles,
+                      const __grid_constant__ IdleWork idle_work) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
     if (warp < 4) { return; }
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
     });
     gemm_end<G>();
-}
-
-// Kernel 21 of matmul_forward.cu.
-template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
-#endif
-}
-
-// Kernel 21 that also runs `idle_work` in its idle warps.
-template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
-    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -5180,9 +4843,7 @@ inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return ten
 // A matrix that is NULL gets inp's map, which is then not used.
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
-    maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
-    maps.weight = G::IS_KN ? tensor_map(g.weight, {g.N, g.K}, {64, 64 / G::CLUSTER})
-                           : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.inp = GemmInp<G>::map(g.inp, g.M, g.K), maps.weight = GemmWeight<G>::map(g.weight, g.N, g.K);
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
     maps.third = g.third ? gemm_box_map(g.third, g.M, g.N) : maps.inp;
@@ -5197,13 +4858,15 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
-// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
-// and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments>
-void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
-                const Execution& exec, const Arguments&... arguments) {
-    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
+// Launches a kernel of the form G for num_tiles tiles, or pairs of tiles: a block per SM, or fewer if there are fewer tiles.
+// early: see LaunchShape. The kernel has its dynamic shared memory, an SMem, from shared_aligned_1024().
+template <class G, class SMem = GemmSMem<G>, class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_tiles, bool early, const Execution& exec,
+                const Arguments&... arguments) {
+    const int bytes = sizeof(SMem) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    int num_blocks = min(num_tiles, exec.free_sms() / G::CLUSTER) * G::CLUSTER;
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, G::CLUSTER, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -5213,15 +4876,9 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, co
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
-    } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
-                   g.M, g.N, g.K, num_tiles);
-    }
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G>(gemm_sm90_kernel9<G, Epilogue, IdleWork>, num_tiles, true, exec, gemm_maps<G>(g), epilogue, g.M, g.N,
+                  g.K, num_tiles, idle_work);
 }
 #endif
 // ==== end promoted: gemm ====
@@ -5234,27 +4891,26 @@ struct AdamWChunk {
     size_t place; // of its piece in the arrays
     int begin, end;
     uint32_t seed;
-    bool decays;
-    __device__ AdamWChunk(const DeferredUpdate& w, int chunk, int num_updates) {
+    AdamW optimizer; // without decay for vectors
+    __device__ AdamWChunk(const DeferredUpdate& w, const StepState& s, int chunk) : optimizer(s.optimizer) {
         int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
         int layer = chunk / of_layer, i = chunk % of_layer;
-        decays = i < of_matrices;
+        bool decays = i < of_matrices;
+        if (!decays) { optimizer.weight_decay = 0.0f; }
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
         begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
         end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
         // pieces are numbered as in section 2 of train_gpt2.cu
-        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, s.num_updates);
+    }
+    // Updates four values, i to i + 3 of the piece.
+    __device__ void update(const DeferredUpdate& w, const StepState& s, int i) const {
+        size_t at = place + i;
+        AdamWVector x;
+        x.load(w.params, w.master, w.m, w.v, w.grads, at);
+        x.update(w.params, w.master, w.m, w.v, s, optimizer, at, i, seed);
     }
 };
-
-// Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
-                                    int i) {
-    size_t at = c.place + i;
-    AdamWVector x;
-    x.load(w.params, w.master, w.m, w.v, w.grads, at);
-    x.update(w.params, w.master, w.m, w.v, s, o, at, i, c.seed);
-}
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
 template <class Stop>
@@ -5265,17 +4921,15 @@ __device__ inline void deferred_update_work(const DeferredUpdate& w, int worker,
     int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
 #pragma unroll 1
     while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
-        AdamWChunk c(w, chunk, s.num_updates);
+        AdamWChunk c(w, s, chunk);
         chunk += w.num_workers;
         if (chunk < w.last && lane < 4) { // the next one's values
-            AdamWChunk next(w, chunk, s.num_updates);
+            AdamWChunk next(w, s, chunk);
             const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
             if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
         }
-        AdamW o = s.optimizer;
-        if (!c.decays) { o.weight_decay = 0.0f; }
 #pragma unroll 2 // 1% faster for product and update
-        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { c.update(w, s, i); }
     }
     __syncwarp();
     if (lane == 0) { w.done[worker] = chunk; }
@@ -5298,13 +4952,11 @@ __global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __gri
     grid_wait_dependency();
     const StepState s = *w.state;
     if (!s.is_deferred || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
-    AdamWChunk c(w, chunk, s.num_updates);
-    AdamW o = s.optimizer;
-    if (!c.decays) { o.weight_decay = 0.0f; }
+    AdamWChunk c(w, s, chunk);
 #pragma unroll
     for (int k = 0; k < DeferredUpdate::CHUNK / 128; k++) {
         int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
-        if (i < c.end) { adamw_values(w, s, o, c, i); }
+        if (i < c.end) { c.update(w, s, i); }
     }
 }
 
@@ -5322,7 +4974,7 @@ void finish_deferred_update(int layer, const Execution& exec) {
 // ==== end promoted: gemm_adamw ====
 
 // ==== promoted: matmul_forward ====
-// ---- products in float, which kernel 19 uses, too: cuBLASLt without an epilogue ----
+// ---- products in float, which kernel 25 uses, too: cuBLASLt without an epilogue ----
 
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
@@ -5337,7 +4989,7 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
 }
 
 // out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
-__global__ void matmul_forward_add_kernel19(floatX* out, const float* product, const floatX* bias,
+__global__ void matmul_forward_add_kernel25(floatX* out, const float* product, const floatX* bias,
                                             const floatX* residual, int N, int OC) {
     grid_launch_dependents();
     grid_wait_dependency();
@@ -5362,14 +5014,14 @@ void matmul_forward_residual(floatX* out, float* product, const floatX* inp, con
     matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
     Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
-    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
+    launch_early(matmul_forward_add_kernel25, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
 }
 
-// ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
+// ---- kernel 26: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
 
 // Arguments as for matmul_forward.
-void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward26(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, const Execution& exec) {
     require(!saved.is_slope);
     MatmulCall call;
@@ -5390,10 +5042,9 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     require(cublaslt_matmul(call, exec));
     if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
-// ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
-// Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
-// of both operands in L2. The form is a type, so that other ops can have kernels of their own.
-// matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
+// ---- kernel 27: gemm.cuh: kernel 24 with the bias loaded while the products run, and four boxes per warp ----
+// The form is a type, so that other ops can have kernels of their own. matmul_forward() uses it where it is faster than
+// kernel 26. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
 // Runs gemm, and in its idle warps the deferred update, if exec has one.
@@ -5401,7 +5052,7 @@ template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epil
     if (exec.update && exec.update->is_pending()) { return gemm(g, epilogue, exec, DeferredUpdateWork{*exec.update}); }
     gemm(g, epilogue, exec);
 }
-void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward27(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, exec); }
@@ -5413,21 +5064,21 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel to use for this device, binary and shape. Kernel 21 hides the epilogue of a tile behind the
+// The number of the kernel to use for this device, binary and shape. Kernel 27 hides the epilogue of a tile behind the
 // products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
 // tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
-    return 20;
+    return 26;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 21 : 20;
+    return C <= 2048 && many && has_sm90a() ? 27 : 26;
 #endif
 }
 
 // out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC), with GELU if saved.has_gelu(). saved.tensor (N,OC),
-// which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
+// which may be NULL, receives GELU's argument, or its slope, which needs kernel 27. bias and residual may be NULL. residual
 // may be the same memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, const Execution& exec) {
@@ -5439,11 +5090,11 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 21) {
-        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, exec);
+    if (matmul_forward_choice(N, C, OC) == 27) {
+        return matmul_forward27(out, saved, inp, weight, bias, residual, N, C, OC, exec);
     }
 #endif
-    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, exec);
+    matmul_forward26(out, saved, inp, weight, bias, residual, N, C, OC, exec);
 }
 // ==== end promoted: matmul_forward ====
 
@@ -5489,37 +5140,29 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, const Execution& exec) {
-    typedef GemmPingPong192PairsKN G;
+    typedef GemmPingPong192<GemmPair, true> G;
     if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, exec); }
     gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, exec);
 }
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    if (saved.is_slope) {
-        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    } else {
-        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    }
-    if (!dinp_sums) { return; }
-    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec);
+    auto launch = saved.is_slope ? matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>
+                                 : matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>;
+    launch(g, dinp_sums, partials, exec);
+    if (dinp_sums) { column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec); }
 }
 #endif
 
-// The number of the kernel to use: 8 with gelu', 6 otherwise and where 8 cannot run or has too few tiles.
+// The number of the kernel to use: 8 with gelu' in 16 bits, 6 otherwise and where 8 cannot run or has too few tiles.
 inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)has_gelu;
-    return 6;
-#else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(C, 192) >= 2 * (size_t)num_multiprocessors();
-    return has_gelu && many && has_sm90a() ? 8 : 6;
-#endif
+    return sizeof(floatX) == 2 && has_gelu && many && has_sm90a() ? 8 : 6;
 }
 
 // True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
 bool matmul_can_save_slope(int N, int C, int OC) {
-    return matmul_forward_choice(N, C, OC) == 21 && matmul_backward_input_choice(N, OC, true) == 8;
+    return matmul_forward_choice(N, C, OC) == 27 && matmul_backward_input_choice(N, OC, true) == 8;
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
@@ -5551,6 +5194,17 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 
 // ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
 // matmul_backward_weight() uses it where it is faster than kernel 6.
+
+constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
+// one for each block of a cluster and consumer warp, see MatmulBackwardSums
+constexpr int MATMUL_BACKWARD_FLAGS = MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8;
+inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors() / 2, MATMUL_BACKWARD_MAX_CLUSTERS); }
+// The number of columns of a tile, chosen so that tiles extend past C by less.
+inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
+// Number of floats in scratch: the flags, and each cluster stores one part at most.
+inline size_t matmul_backward_weight_scratch10(int C) {
+    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
+}
 
 #if !defined(ENABLE_FP32)
 // dweight (OC,C) = dout (N,OC)^T inp (N,C) on Hopper. One persistent block per SM, in clusters of two that share a tile
@@ -5626,119 +5280,57 @@ struct MatmulBackwardWork {
     }
 };
 
-// The forms, for 256 and 192 columns per tile.
-struct MatmulBackwardTile256 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 256; // of a block
-    static constexpr int RING = 4;
-    static __device__ void wgmma(float (&sum)[128], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX());
-    }
-};
-struct MatmulBackwardTile192 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192;
-    static constexpr int RING = 5;
-    static __device__ void wgmma(float (&sum)[96], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX());
+// The forms, for 256 and 192 columns per tile. Both operands are stored as (K,rows).
+template <int columns> struct MatmulBackwardTile : GemmPair {
+    static constexpr bool IS_KM = true, IS_KN = true;
+    static constexpr int ROWS = 128, COLUMNS = columns, PARTS = 1, READERS = 8, RING = columns == 256 ? 4 : 5;
+    static __device__ void wgmma(float (&sum)[columns / 2], uint64_t dout, uint64_t inp, bool accumulate) {
+        if constexpr (columns == 256) { wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX()); }
+        if constexpr (columns == 192) { wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX()); }
     }
 };
 
 template <class G> struct MatmulBackwardRing {
-    struct Stage { // 64 tokens of both operands, in boxes of 64 columns
-        floatX dout[G::ROWS / 64][64 * 64];
-        floatX inp[G::COLUMNS / 64][64 * 64];
-    } stages[G::RING];
-    TmaRing<G::RING> barriers;
+    GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
+    TmaRing<G::RING> ring;
 };
 
-constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-constexpr int MATMUL_BACKWARD_FLAGS =
-    MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8; // one for each block of a cluster and consumer warp
-// Returns a flag of the array that lies before `parts`: 1 while the warp's accumulators in `parts` wait to be added. All are 0 at the
-// launch.
-__device__ inline int* matmul_backward_flag10(float4* parts, int cluster, int rank, int warp) {
-    return (int*)parts - MATMUL_BACKWARD_FLAGS + (cluster * 2 + rank) * 8 + warp;
-}
+// Where a consumer warp, 0 to 7, leaves the n accumulators of a part whose tile another cluster finishes.
+template <int n> struct MatmulBackwardSums {
+    float4* parts; // of all warps; before them lie all flags
+    int cluster, rank, warp;
 
-// Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
-                                                                 const CUtensorMap& dout_map,
-                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
-                                                                 const MatmulBackwardPart& part, int rank, int& i) {
-    int step = part.first;
-#pragma unroll 1
-    for (int n = part.end - part.begin; n > 0; n--, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
-        for (int box = 0; box < G::ROWS / 64; box++) {
-            tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
+    __device__ int index() const { return (cluster * 2 + rank) * 8 + warp; }
+    // 1 while the accumulators wait to be added; 0 at the launch
+    __device__ int* flag() const { return (int*)parts - MATMUL_BACKWARD_FLAGS + index(); }
+    // sum[4j .. 4j + 3] of lane l is element 32 * j + l
+    __device__ float4* sums() const { return parts + (size_t)index() * (n / 4 * 32) + threadIdx.x % 32; }
+    __device__ void store(const float (&sum)[n]) const {
+#pragma unroll
+        for (int j = 0; j < n / 4; j++) {
+            __stcg(sums() + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
         }
-        // each block loads 32 of the tokens of inp for both blocks
-        for (int box = 0; box < G::COLUMNS / 64; box++) {
-            tma_load_2d_multicast(stage.inp[box] + rank * 32 * 64, &inp_map, tile.column + 64 * box,
-                                  step * 64 + rank * 32, full, 3);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) { store_release(flag(), 1); }
+    }
+    // Waits until the sums have arrived, and adds them to `sum`.
+    __device__ void add_to(float (&sum)[n]) const {
+        while (load_acquire(flag()) == 0) {}
+#pragma unroll
+        for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
+            float4 x[n / 8];
+#pragma unroll
+            for (int j = 0; j < n / 8; j++) { x[j] = __ldcg(sums() + 8 * first + 32 * j); }
+#pragma unroll
+            for (int j = 0; j < n / 8; j++) {
+                float* to = sum + first + 4 * j;
+                to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
+            }
         }
-        step = step + 1 < part.end ? step + 1 : part.begin;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) { *flag() = 0; } // without this, ptxas 13.0 spills some of the sums
     }
-}
-
-// The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
-                                                                     MatmulBackwardRing<G>& ring, int consumer,
-                                                                     int num_steps, int& i) {
-    const int box_bytes = sizeof(ring.stages[0].inp[0]);
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
-        uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        ring.barriers.wait(i);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
-        wgmma_commit();
-        wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
-    }
-    wgmma_wait<0>();
-    wgmma_hold(sum);
-    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
-}
-
-// Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
-template <int n> __device__ inline float4* matmul_backward_part10(float4* parts, int cluster, int rank, int warp) {
-    return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
-}
-// Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
-                                                                     int rank, int warp) {
-    float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
-#pragma unroll
-    for (int j = 0; j < n / 4; j++) {
-        __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { store_release(matmul_backward_flag10(parts, cluster, rank, warp), 1); }
-}
-// Adds the sums that the same warp of cluster `cluster` stored for the same tile. Waits until they have arrived.
-template <int n>
-__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
-    int* flag = matmul_backward_flag10(parts, cluster, rank, warp);
-    while (load_acquire(flag) == 0) {}
-    const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
-#pragma unroll
-    for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
-        float4 x[n / 8];
-#pragma unroll
-        for (int j = 0; j < n / 8; j++) { x[j] = __ldcg(from + 8 * first + 32 * j); }
-#pragma unroll
-        for (int j = 0; j < n / 8; j++) {
-            float* to = sum + first + 4 * j;
-            to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
-        }
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { *flag = 0; } // without this, ptxas 13.0 spills some of the sums
-}
+};
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
 template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n], float* dweight, int row, int column,
@@ -5770,11 +5362,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef MatmulBackwardSums<G::COLUMNS / 2> Sums;
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        ring.barriers.init(8 * G::CLUSTER); // consumer warps
+        smem.ring.init(G::READERS * G::CLUSTER);
         mbarrier_init_fence();
     }
     G::sync();
@@ -5792,7 +5385,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            int step = part.first;
+#pragma unroll 1
+            for (int n = part.end - part.begin; n > 0; n--, i++) {
+                gemm_load<G>(smem, dout_map, inp_map, tile, step, rank, i);
+                step = step + 1 < part.end ? step + 1 : part.begin;
+            }
         }
         return;
     }
@@ -5800,29 +5398,29 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     warp -= 4;
 #pragma unroll 1
     while (work.next(s, &part)) {
-        float sum[G::COLUMNS / 2];
-        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        float sum[1][G::COLUMNS / 2];
+        gemm_multiply<G, false>(sum, smem, part.end - part.begin, 0, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
+            Sums{parts, cluster, rank, warp}.store(sum[0]);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum, parts, c, rank, warp);
+                Sums{parts, c, rank, warp}.add_to(sum[0]);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum[0], dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
-    G::end();
+    G::sync(); // a block must not exit while the other block may still write to its shared memory
 #endif
 }
 
 // Decides how many clusters run, and which tiles are cut. A tile has 256 rows.
-inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int columns, int max_clusters) {
-    size_t num_tiles = ceil_div((size_t)OC, (size_t)256) * ceil_div(C, columns),
+inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int max_clusters) {
+    size_t num_tiles = ceil_div((size_t)OC, (size_t)256) * ceil_div(C, matmul_backward_columns(C)),
            num_steps = ceil_div((size_t)N, (size_t)64);
     size_t total = num_tiles * num_steps;
     require(total <= INT_MAX);
@@ -5839,47 +5437,30 @@ inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int
     return {(int)num_steps, (int)num_tiles, (int)std::min(num_tiles, rest + num_clusters), (int)num_clusters};
 }
 
-inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors() / 2, MATMUL_BACKWARD_MAX_CLUSTERS); }
-
-// The number of columns of a tile, chosen so that tiles extend past C by less.
-inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
-
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
                                                  int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
-    auto kernel = matmul_backward_sm90_kernel10<G>;
-    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
+    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
-                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
+    launch_kernel(matmul_backward_sm90_kernel10<G>, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER),
+                  exec, GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s, OC, C,
                   accumulate);
 }
 
-// Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
-// not used if the schedule cuts no tile.
-void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                                 int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
+// scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is not used if the schedule cuts no tile.
+void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                              int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
-                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile<192>>
+                                                    : matmul_backward_launch10<MatmulBackwardTile<256>>;
     launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
-}
-// At most max_clusters clusters run.
-void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                              int OC, bool accumulate, const Execution& exec, int max_clusters) {
-    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
-    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
-}
-// Number of floats in its scratch: the flags, and each cluster stores one part at most.
-inline size_t matmul_backward_weight_scratch10(int C) {
-    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
@@ -5888,24 +5469,15 @@ inline size_t matmul_backward_weight_scratch10(int C) {
 // Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
 // are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
 inline int matmul_backward_weight_choice(int N, int C, int OC) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC;
-    return 6;
-#else
     size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
     bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
     bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
-    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
-#endif
+    return sizeof(floatX) == 2 && exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
 }
 
 // Number of floats in scratch.
 size_t matmul_backward_weight_scratch(int N, int C, int OC) {
-#if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 10) { return matmul_backward_weight_scratch10(C); }
-#endif
-    (void)N, (void)C, (void)OC;
-    return 0;
+    return matmul_backward_weight_choice(N, C, OC) == 10 ? matmul_backward_weight_scratch10(C) : 0;
 }
 
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate | scratch (matmul_backward_weight_scratch(N, C, OC))
@@ -5915,8 +5487,9 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     Op op(exec, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 10) {
+        int max_clusters = std::min(matmul_backward_max_clusters(), exec.free_sms() / 2);
         return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec,
-                                        std::min(matmul_backward_max_clusters(), exec.free_sms() / 2));
+                                        matmul_backward_schedule(N, C, OC, max_clusters));
     }
 #endif
     (void)scratch;
@@ -6155,23 +5728,16 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
     if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
-struct GemmRatios {
-    static constexpr int EXTRAS = GEMM_ROW_SUMS;
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns. A column's bias is 0, or -infinity from V on.
+struct GemmRatios : GemmBias<GEMM_ROW_SUMS> {
     const float* shifts; // (N)
     float* sums;         // (tiles of columns, N)
     int N, V;
 
     typedef float Row;
-    typedef uint32_t Pair;
-    typedef float Column;                                 // 0, or -infinity from column V on
     __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
-    }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        float2 x = unpack_16x2(pair, floatX());
-        c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
         return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
@@ -6232,7 +5798,8 @@ void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution&
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
     launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{{NULL}, shifts, sums, g.N, g.V},
+         exec);
     launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }
@@ -6243,27 +5810,18 @@ void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, f
     linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
     linear_cross_entropy_scale2(dinp, g, exec);
 }
-#endif
 
-// The number of the kernel for this device, binary and shape: 2 in bf16 where matmul_forward() would take gemm(), which alone has
-// this epilogue.
-inline int linear_cross_entropy_choice(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1;
-#else
-    (void)N, (void)C, (void)Vp;
-    return 1;
-#endif
-}
-
+// The number of the kernel for this device, binary and shape: 2 where matmul_forward() would take gemm(), which alone has this
+// epilogue; in other types 1.
+inline int linear_cross_entropy_choice(int N, int C, int Vp) { return matmul_forward_choice(N, C, Vp) == 27 ? 2 : 1; }
 // Floats of scratch for the forward pass.
 size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return (size_t)N * (1 + linear_cross_entropy_tiles(Vp)); }
-#endif
-    (void)N, (void)C, (void)Vp;
-    return 0;
+    return linear_cross_entropy_choice(N, C, Vp) == 2 ? (size_t)N * (1 + linear_cross_entropy_tiles(Vp)) : 0;
 }
+#else
+inline int linear_cross_entropy_choice(int, int, int) { return 1; }
+size_t linear_cross_entropy_scratch(int, int, int) { return 0; }
+#endif
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if
@@ -6678,13 +6236,12 @@ void layernorm_quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized,
 // out (M,N) = a (M,K) b (N,K)^T * a_scale * b_scale + bias: a linear layer, or one product of its backward pass, see the
 // operations below.
 template <class A> struct MatmulFp8Args {
-    floatX* out;                    // (M,N), or NULL
-    float* sum;                     // (M,N), if out is NULL
-    bool accumulate;                // the product is added to sum
-    const A* a;                     // (M,K), e4m3 or e5m2
-    const __nv_fp8_e4m3* b;         // (N,K)
-    const float *a_scale, *b_scale; // what a stored 1 stands for
-    const floatX* bias;             // (N), or NULL
+    floatX* out;                // (M,N), or NULL
+    float* sum;                 // (M,N), if out is NULL
+    bool accumulate;            // the product is added to sum
+    Fp8Matrix<A> a;             // (M,K), e4m3 or e5m2
+    Fp8Matrix<__nv_fp8_e4m3> b; // (N,K)
+    const floatX* bias;         // (N), or NULL
     int M, N, K;
 };
 
@@ -6692,9 +6249,9 @@ template <class A> struct MatmulFp8Args {
 // By cuBLASLt; fast: see MatmulCall::fast_accumulation.
 template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const Execution& exec) {
     MatmulCall call;
-    call.a = p.a, call.b = p.b, call.b_transposed = true, call.bias = p.bias;
+    call.a = p.a.values, call.b = p.b.values, call.b_transposed = true, call.bias = p.bias;
     call.a_type = Fp8<A>::IS_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3, call.b_type = CUDA_R_8F_E4M3;
-    call.a_scale = p.a_scale, call.b_scale = p.b_scale, call.fast_accumulation = fast;
+    call.a_scale = p.a.inverse, call.b_scale = p.b.inverse, call.fast_accumulation = fast;
     call.M = p.M, call.N = p.N, call.K = p.K;
     call.out = p.out;
     if (!p.out) { call.out = p.sum, call.out_is_float = true, call.add = p.accumulate ? p.sum : NULL; }
@@ -6702,8 +6259,10 @@ template <class A> void matmul_fp8_2(const MatmulFp8Args<A>& p, bool fast, const
 }
 
 // The form of gemm.cuh for fp8. The code addresses two elements as one floatX, so it counts pairs of elements along K. A
-// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles.
-template <class A> struct MatmulFp8PingPong192 : GemmPingPong192Pairs {
+// stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of cycles. With 2 boxes
+// per warp, there is room for two tiles of both consumers.
+template <class A> struct MatmulFp8Form : GemmPingPong192Pairs {
+    static constexpr int BOXES = 2;
     static __device__ void wgmma(float (&sum)[96], uint64_t a, uint64_t b, bool accumulate) {
         if constexpr (Fp8<A>::IS_E5M2) {
             wgmma_64x192x32_e5m2_e4m3(sum, a, b, accumulate);
@@ -6736,8 +6295,7 @@ struct MatmulFp8Maps : GemmMaps {
     CUtensorMap rows, columns;
 };
 
-// The form: with 2 boxes per warp there is room for two tiles of both consumers.
-template <class A> struct MatmulFp8Boxes2 : MatmulFp8PingPong192<A> { static constexpr int BOXES = 2; };
+template <class G> struct MatmulFp8SMem : GemmSMem<G> { MatmulFp8Tile tiles[2][2]; };
 
 // The epilogue's value: y = sum * scale + bias; see GemmBias.
 template <int extras> struct MatmulFp8Epilogue : GemmBias<extras> {
@@ -6755,10 +6313,9 @@ enum MatmulFp8Mode {
 // x in type F, rows and columns. has_sums: the columns of x are also summed, before they are rounded.
 template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Quantized {
     static constexpr int EXTRAS = mode == MATMUL_FP8_MODE_TIMES_SLOPE ? GEMM_THIRD | GEMM_NO_BIAS : 0;
-    static constexpr int SHARED_BYTES = 4 * sizeof(MatmulFp8Tile) + 1024; // the last: for their alignment
     typedef MatmulFp8Epilogue<EXTRAS> Epilogue;
     Fp8Tensor<F> to;
-    float* sums; // (row tiles, N), see GemmColumnSums; NULL unless has_sums
+    float* sums; // (row tiles, N), see GemmBiasSums; NULL unless has_sums
     __device__ Fp8Seen<F> seen() const { return Fp8Seen<F>(to); }
 
     // The words of 16 columns, two fragments: sum has their accumulators, column 16 * p of the box is the first.
@@ -6809,7 +6366,6 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, first_box = box, warp_row = warp % 4 * 16;
         bool stores = threadIdx.x % 128 == 1;    // lane 1, because lane 0 waits for its stores of slopes apart
         float column_sums[num_columns][16] = {}; // of this lane's rows, see fragment_column_sums
-        auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         uint32_t lane_at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16; // in a box of slopes, as in gemm_store
 #pragma unroll
         for (int n = 0; n < num_boxes; n++, box++) {
@@ -6844,7 +6400,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
             }
             if (stores) { tma_store_wait<0>(); }
             tma_store_fence(); // tile and box were read, or written, by ordinary accesses
-            barrier();
+            gemm_consumer_sync();
             if (stores) {
                 tma_store_2d(&maps.rows, values.rows, box_column / 2, box_row - warp_row);
                 tma_store_2d(&maps.columns, values.columns, (box_row - warp_row) / 2, box_column);
@@ -6858,9 +6414,7 @@ template <class F, MatmulFp8Mode mode, bool has_sums = false> struct MatmulFp8Qu
                 gemm_load_box<G>(smem, maps.third, tile, n + G::BOXES, first_box);
             }
         }
-        if constexpr (has_sums) {
-            gemm_store_sums<G>(column_sums, GemmColumnSums{sums, N}, smem, tile.row, tile.column, M);
-        }
+        if constexpr (has_sums) { gemm_store_sums<G>(column_sums, sums, smem, tile.row, tile.column, M, N); }
     }
 };
 
@@ -6870,10 +6424,10 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
                             Result result, int M, int N, int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
+    auto& smem = shared_aligned_1024<MatmulFp8SMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
     if (warp < 4) { return; }
-    auto& tiles = shared_aligned_1024<MatmulFp8Tile[2][2]>(reinterpret_cast<unsigned char*>(&smem + 1))[warp / 4 - 1];
+    auto& tiles = smem.tiles[warp / 4 - 1];
     epilogue.scale = __ldg(epilogue.a_scale) * __ldg(epilogue.b_scale);
     auto seen = result.seen();
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
@@ -6889,19 +6443,17 @@ template <class G, class Result> __global__ void __launch_bounds__(384, 1)
 template <class A, class Result> static void matmul_fp8_launch7(const MatmulFp8Args<A>& p, const Result& result,
                                                                 floatX* second, const floatX* third,
                                                                 const Execution& exec) {
-    typedef MatmulFp8Boxes2<A> G;
-    const int bytes = GemmSMem<G>::bytes() + Result::SHARED_BYTES;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    typedef MatmulFp8Form<A> G;
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.M % 16 == 0 && p.N % 16 == 0 && p.K % 16 == 0);
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {NULL, second, (const floatX*)p.a, (const floatX*)p.b, third, p.M, p.N, p.K / 2};
-    typename Result::Epilogue epilogue = {{p.bias}, p.a_scale, p.b_scale, 0.0f};
+    GemmArgs g = {NULL, second, (const floatX*)p.a.values, (const floatX*)p.b.values, third, p.M, p.N, p.K / 2};
+    typename Result::Epilogue epilogue = {{p.bias}, p.a.inverse, p.b.inverse, 0.0f};
     MatmulFp8Maps maps = {gemm_maps<G>(g), tensor_map((floatX*)result.to.rows, {p.N / 2, p.M}, {32, 64}),
                           tensor_map((floatX*)result.to.columns, {p.M / 2, p.N}, {32, 64})};
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel7<G, Result>, num_clusters * G::CLUSTER, G::CLUSTER, bytes, true, exec, maps,
-               epilogue, result, g.M, g.N, g.K, num_tiles);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G, MatmulFp8SMem<G>>(matmul_fp8_sm90_kernel7<G, Result>, num_tiles, true, exec, maps, epilogue, result,
+                                    g.M, g.N, g.K, num_tiles);
 }
 
 // rows, columns = gelu(y); slope (M,N) = GELU's slope at y, for the backward pass
@@ -6925,42 +6477,34 @@ void matmul_fp8_forward(floatX* out, const Fp8Matrix<__nv_fp8_e4m3>& inp, const 
                         const floatX* bias, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_forward %d -> %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse,
-                                              bias, N, OC, C},
-                 true, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e4m3>{out, NULL, false, inp, weight, bias, N, OC, C}, true, exec);
 }
 void matmul_fp8_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* slope, const Fp8Matrix<__nv_fp8_e4m3>& inp,
                      const Fp8Matrix<__nv_fp8_e4m3>& weight, const floatX* bias, int N, int C, int OC,
                      const Execution& exec) {
     Op op(exec, (double)N * C + (double)OC * C + (double)N * OC * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu %d -> %d", C, OC);
-    matmul_fp8_8({NULL, NULL, false, inp.values, weight.values, inp.inverse, weight.inverse, bias, N, OC, C}, to, slope,
-                 exec);
+    matmul_fp8_8({NULL, NULL, false, inp, weight, bias, N, OC, C}, to, slope, exec);
 }
 void matmul_fp8_backward_input(floatX* dinp, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                const Fp8Matrix<__nv_fp8_e4m3>& weight, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * sizeof(floatX), 2.0 * N * C * OC,
           "matmul_fp8_backward_input %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout.values, weight.values, dout.inverse,
-                                              weight.inverse, NULL, N, C, OC},
-                 false, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{dinp, NULL, false, dout, weight, NULL, N, C, OC}, false, exec);
 }
 void matmul_fp8_gelu_backward(const Fp8Tensor<__nv_fp8_e5m2>& to, float* dinp_sums, float* scratch,
                               const Fp8Matrix<__nv_fp8_e5m2>& dout, const Fp8Matrix<__nv_fp8_e4m3>& weight,
                               const floatX* slope, int N, int C, int OC, const Execution& exec) {
     Op op(exec, (double)N * OC + (double)OC * C + (double)N * C * (sizeof(floatX) + 2), 2.0 * N * C * OC,
           "matmul_fp8_gelu_backward %d <- %d", C, OC);
-    matmul_fp8_11({NULL, NULL, false, dout.values, weight.values, dout.inverse, weight.inverse, NULL, N, C, OC}, to,
-                  dinp_sums, scratch, slope, exec);
+    matmul_fp8_11({NULL, NULL, false, dout, weight, NULL, N, C, OC}, to, dinp_sums, scratch, slope, exec);
 }
 void matmul_fp8_backward_weight(float* dweight, const Fp8Matrix<__nv_fp8_e5m2>& dout,
                                 const Fp8Matrix<__nv_fp8_e4m3>& inp, int N, int C, int OC, bool accumulate,
                                 const Execution& exec) {
     Op op(exec, (double)N * (C + OC) + (accumulate ? 8.0 : 4.0) * C * OC, 2.0 * N * C * OC,
           "matmul_fp8_backward_weight %d <- %d", C, OC);
-    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout.values, inp.values, dout.inverse,
-                                              inp.inverse, NULL, OC, C, N},
-                 false, exec);
+    matmul_fp8_2(MatmulFp8Args<__nv_fp8_e5m2>{NULL, dweight, accumulate, dout, inp, NULL, OC, C, N}, false, exec);
 }
 #endif
 size_t matmul_fp8_gelu_backward_scratch(int N, int C) { return (size_t)ceil_div(N, 128) * C; }
@@ -7173,13 +6717,10 @@ __device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transpo
 //     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
 //                               -    -   2,2          shared memory, so that both stores are of whole vectors.
 
-// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c: its first one is number
-// c (c + 1) / 2.
+// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c.
 __device__ inline void newton_schulz_upper_tile(int index, int& row, int& column) {
-    column = (int)((sqrtf(8.0f * index + 1.0f) - 1.0f) * 0.5f);
-    while (column * (column + 1) / 2 > index) { column--; } // sqrtf is not exact
-    while ((column + 1) * (column + 2) / 2 <= index) { column++; }
-    row = index - column * (column + 1) / 2;
+    for (column = 0; index > column; column++) { index -= column + 1; }
+    row = index;
 }
 
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
@@ -7243,34 +6784,19 @@ template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix
     return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
 }
 
-// Adds to a form what both forms share: blocks form no cluster, and tiles belong to many matrices.
+// Adds to a form that tiles belong to many matrices, which follow one another.
 template <class Form> struct NewtonSchulzTiles : Form {
-    static constexpr int CLUSTER = 1;
-    static __device__ int rank() { return 0; }
-    static __device__ void sync() { __syncthreads(); }
-    static __device__ void end() {}
-    static __device__ void release(uint64_t* empty) {
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
-    }
-    // Tile number `index` of all matrices, which follow one another.
     template <class G> static __device__ NewtonSchulzTile tile(int index, int M, int N, int) {
         int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
         int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
         if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
         return {{row * G::ROWS, column * G::COLUMNS}, matrix};
     }
-    template <int columns> static __device__ void load_weight(floatX* right, const CUtensorMap& map, int k,
-                                                              const NewtonSchulzTile& tile, int, uint64_t* full) {
-        if (!Form::IS_KN) { tile.load(right, map, k, tile.column, full); }
-        for (int box = 0; Form::IS_KN && box < columns / 64; box++) {
-            tile.load(right + box * 64 * 64, map, tile.column + 64 * box, k, full);
-        }
-    }
 };
 // poly x: 192 divides 768 and 3072.
-typedef NewtonSchulzTiles<GemmPingPong192PairsKN> NewtonSchulzTiles192;
+typedef NewtonSchulzTiles<GemmPingPong192<GemmSingle, true>> NewtonSchulzTiles192;
 // Symmetric products have square tiles, so that a tile is on one side of the diagonal, or on it.
-struct NewtonSchulzForm128 : GemmWeightNK {
+struct NewtonSchulzForm128 : GemmSingle {
     static constexpr int ROWS = 128, COLUMNS = 128, PARTS = 2, READERS = 4, RING = 5, BOXES = 4;
     static __device__ void wgmma(float (&sum)[64], uint64_t left, uint64_t right, bool accumulate) {
         wgmma_64x128x16(sum, left, right, accumulate, floatX());
@@ -7280,12 +6806,11 @@ typedef NewtonSchulzTiles<NewtonSchulzForm128> NewtonSchulzTiles128;
 
 // out = scale * sum + add_scale * third; of a symmetric product, a tile above the diagonal is also stored transposed.
 template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS> {
-    static constexpr int EXTRAS = GEMM_SCALED_ADD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
+    static constexpr int EXTRAS = GEMM_THIRD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
     float scale, add_scale;
-    __device__ bool reads_third() const {
-        return !is_symmetric || add_scale != 0.0f;
-    } // poly x always has a term to add
-    __device__ float add(float y, float third) const { return scale * y + add_scale * third; }
+    // poly x always has a term to add
+    __device__ bool reads_third() const { return !is_symmetric || add_scale != 0.0f; }
+    __device__ float combined(float y, float third) const { return scale * y + add_scale * third; }
 
     // Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
     // 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
@@ -7296,9 +6821,8 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
                                    const CUtensorMap& map, const NewtonSchulzTile& tile) const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4, row = tile.row - warp % 4 * 16;
         if (row >= tile.column) { return; }
-        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
-        barrier();
+        gemm_consumer_sync();
         // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
         // then of columns 8..15; swizzled
         uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
@@ -7309,7 +6833,7 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
             for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
         }
         tma_store_fence();
-        barrier();
+        gemm_consumer_sync();
         if (lane == 0) { // the box in this warp's memory
             tile.store(map, smem.boxes[warp], row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64);
             tma_store_commit();
@@ -7328,8 +6852,8 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, con
     NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
-               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
+    gemm_start<G>(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, (int)num_tiles, true, exec, maps, epilogue,
+                  p.M, p.N, p.K, (int)num_tiles, GemmNoIdleWork());
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {
@@ -7389,7 +6913,7 @@ __global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* pa
     if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
 }
 
-// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// Calls use(row, column) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
 // columns.
 template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
     int column = threadIdx.x % MUON_TILE;
@@ -7498,6 +7022,15 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 // m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
+// The arguments of the launchers.
+struct AttentionForwardArgs {
+    floatX* out;       // (B,T,NH,HS)
+    float* lse;        // (B,NH,T) or NULL
+    const floatX* qkv; // (B,T,3,NH,HS)
+    int B, T, HS, NH;
+    float scale; // of the scores q k^T
+};
+
 struct AttentionForwardWork {
     int head; // 0 to B*NH - 1
     int tile; // tile of queries within the head
@@ -7517,6 +7050,14 @@ inline int attention_forward_group(int T, int HS, int num_heads) {
     size_t bytes = (size_t)2 * T * HS * sizeof(floatX); // keys and values of one head
     size_t fit = (size_t)device_attribute(cudaDevAttrL2CacheSize) / 4 / bytes;
     return (int)(fit < 1 ? 1 : fit > (size_t)num_heads ? num_heads : fit);
+}
+
+// Launches kernel 6 or 15, with tiles of `rows` queries.
+template <class Kernel> void attention_forward_launch(Kernel kernel, int rows, int shared_bytes,
+                                                      const AttentionForwardArgs& a, const Execution& exec) {
+    int num_heads = a.B * a.NH, group = attention_forward_group(a.T, a.HS, num_heads);
+    launch_kernel(kernel, LaunchShape(num_heads * ceil_div(a.T, rows), 128, shared_bytes), exec, a.out, a.lse, a.qkv,
+                  a.T, a.HS, a.NH, num_heads, group, LOG2E * a.scale);
 }
 
 // ---- kernel 6: fp32 arithmetic in register tiles, 128-bit accesses, heads in groups that fit in L2; any head size ----
@@ -7617,9 +7158,6 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
             }
         }
     }
-    struct alignas(4 * sizeof(floatX)) Vec4 {
-        floatX v[4];
-    };
     for (int i = 0; i < ROWS; i++) {
         for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
         int t = q0 + row0 + 2 * i;
@@ -7627,35 +7165,28 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
         float inverse = 1.0f / l[i];
         floatX* dst = out + ((size_t)b * T + t) * C + (size_t)h * HS;
         for (int j = 0; j < VECTORS; j++) {
-            Vec4 x;
-            for (int c = 0; c < 4; c++) { x.v[c] = (floatX)(o[i][4 * j + c] * inverse); }
-            if (64 * j + 4 * tx < HS) { *reinterpret_cast<Vec4*>(dst + 64 * j + 4 * tx) = x; }
+            x4 x;
+            for (int c = 0; c < 4; c++) { x[c] = (floatX)(o[i][4 * j + c] * inverse); }
+            if (64 * j + 4 * tx < HS) { *reinterpret_cast<x4*>(dst + 64 * j + 4 * tx) = x; }
         }
         if (lse && tx == 0) { lse[(size_t)work.head * T + t] = (m[i] + log2f(l[i])) * LN2; }
     }
 }
 
-template <int max_HS, int rows, int keys> void attention_forward_plain_tiles(floatX* out, float* lse, const floatX* qkv,
-                                                                             int B, int T, int HS, int NH, float scale,
-                                                                             const Execution& exec) {
-    auto kernel = attention_forward_kernel6<max_HS, rows, keys>;
+template <int max_HS, int rows, int keys>
+void attention_forward_plain_tiles(const AttentionForwardArgs& args, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardPlainSMem<max_HS, rows, keys>);
     static_assert(SHARED_BYTES <= 64 << 10, "the limit of compute capability 7.5");
-    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, rows), 128, SHARED_BYTES), exec, out, lse, qkv, T, HS, NH,
-                  B * NH, attention_forward_group(T, HS, B * NH), LOG2E * scale);
+    attention_forward_launch(attention_forward_kernel6<max_HS, rows, keys>, rows, SHARED_BYTES, args, exec);
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                             const Execution& exec) {
-    if (HS <= 64) {
-        attention_forward_plain_tiles<64, 64, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_forward_plain_tiles<128, 32, 64>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_forward_plain_tiles<256, 32, 16>(out, lse, qkv, B, T, HS, NH, scale, exec);
-    }
+void attention_forward_plain(const AttentionForwardArgs& args, const Execution& exec) {
+    require(args.HS % 8 == 0 && args.HS <= 256);
+    auto tiles = args.HS <= 64    ? attention_forward_plain_tiles<64, 64, 64>
+                 : args.HS <= 128 ? attention_forward_plain_tiles<128, 32, 64>
+                                  : attention_forward_plain_tiles<256, 32, 16>;
+    tiles(args, exec);
 }
 
 #if !defined(ENABLE_FP32)
@@ -7666,6 +7197,7 @@ void attention_forward_plain(floatX* out, float* lse, const floatX* qkv, int B, 
 // A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
 // only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
 template <int HS> constexpr int ATTENTION_FORWARD_PITCH = (HS + 31) / 32 * 32;
+template <int HS> constexpr int ATTENTION_FORWARD_ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
 
 // 64 * row_tiles queries, and two stages of `keys` keys and their values: one stage is read while the other is filled.
 template <int HS, int row_tiles, int keys = 64> struct AttentionForwardMmaSMem {
@@ -7694,21 +7226,87 @@ template <int HS> __device__ inline uint32_t attention_forward_column(uint32_t a
     return (address ^ (d % GROUP * 32)) + d / GROUP * GROUP * 32;
 }
 
-// Issues cp.async for rows first..first+rows-1 of src, which are 3 * C elements apart, into a tile. Rows past T and columns past
-// head_size become zeros. If parts is 2, the rows C elements further (the values of these keys) are also copied, into the next tile.
-// The loop is not unrolled, because the compiler would then keep all addresses in registers.
-template <int HS, int rows, int parts> __device__ inline void
-attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t C, int head_size = HS) {
-    constexpr int CHUNKS = HS / 8; // per row
-    static_assert(rows * CHUNKS % 128 == 0, "every thread copies the same number");
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += 128) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        const floatX* from = src + (first + row) * 3 * C + chunk * 8;
+// Issues cp.async for rows first..first+rows-1 of src, which are `stride` elements apart, into a tile. Rows past T and columns past
+// head_size become zeros. Called by whole groups of `threads` threads.
+template <int HS, int rows, int threads = 128> __device__ inline void
+attention_forward_load(floatX* tile, const floatX* src, int stride, int first, int T, int head_size = HS) {
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>;
+    constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = threads / LANES; // lanes per row, rows per pass
+    int row = threadIdx.x % threads / LANES, lane = threadIdx.x % LANES;
+    src += (size_t)(first + row) * stride + lane * 8;
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
-            cp_async_16(tile + part * rows * ATTENTION_FORWARD_PITCH<HS> + attention_forward_at<HS>(row, chunk),
-                        from + part * C, first + row < T && chunk * 8 < head_size);
+    for (int i = 0; i < rows; i += ROWS) {
+#pragma unroll
+        for (int c = 0; c < PITCH / 8; c += LANES) {
+            cp_async_16(tile + attention_forward_at<HS>(row + i, c + lane), src + c * 8,
+                        first + row + i < T && (c + lane) * 8 < head_size);
+        }
+        src += ROWS * stride;
+    }
+}
+
+// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
+// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
+//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
+//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
+template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
+    int lane = threadIdx.x % 32;
+    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
+}
+
+// sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, with columns 16 * k to 16 * k + 15 of the keys, or, if `values`, += a (16*M, 16)
+// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above.
+template <int HS, bool values, int M, int N> __device__ inline void
+attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k) {
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        uint32_t b[4]; // b[0..1]: the operand for columns 0-7 of 16 columns of the sum; b[2..3]: for columns 8-15
+        if (values) {
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + 16 * k * ROW_BYTES);
+        } else {
+            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + 8 * n * ROW_BYTES);
+        }
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
+            mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
+        }
+    }
+}
+
+// rows[r] = factor * sum[r] for a warp's rows r < num_valid, 16 bytes at a time. `tile`: a staging area in shared memory, which only
+// this warp has read.
+template <int HS, int M> __device__ inline void attention_forward_store_rows(floatX* rows, int stride, int num_valid,
+                                                                             const float (&sum)[M][HS / 8][4],
+                                                                             float factor, floatX* tile,
+                                                                             int head_size = HS) {
+    __syncwarp();
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int half_row = 0; half_row < 2; half_row++) {
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                const float* pair = &sum[m][n][2 * half_row];
+                floatX* to = tile + attention_forward_at<HS>(16 * m + 8 * half_row + lane / 4, n) + lane % 4 * 2;
+                *reinterpret_cast<uint32_t*>(to) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 16 * M * HS / 8; i += 32) {
+        int row = i / (HS / 8), chunk = i % (HS / 8);
+        if (row < num_valid && chunk * 8 < head_size) {
+            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
+            *reinterpret_cast<int4*>(rows + (size_t)row * stride + chunk * 8) =
+                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
         }
     }
 }
@@ -7721,10 +7319,10 @@ attention_forward_load(floatX* tile, const floatX* src, int first, int T, size_t
 //
 // So a lane has two rows per 16 queries, g and g + 8, and shares each of them with the other three lanes of its quad.
 template <int HS, int row_tiles> struct AttentionForwardState {
-    uint32_t q[row_tiles][HS / 16][4]; // operand fragments of the queries
-    float o[row_tiles][HS / 8][4];     // accumulators of the output, not yet divided by l
-    float m[row_tiles][2];             // per row, the maximum that P, o and l are relative to, times scale_log2
-    float l[row_tiles][2];             // per row, this lane's partial sum of P
+    uint32_t q[HS / 16][row_tiles][4];  // operand fragments of the queries
+    float o[row_tiles][HS / 8][4] = {}; // accumulators of the output, not yet divided by l
+    float m[row_tiles][2];              // per row, the maximum that P, o and l are relative to, times scale_log2
+    float l[row_tiles][2] = {};         // per row, this lane's partial sum of P
 };
 
 // One step of the main loop, over `step` keys. k, v: the shared-memory addresses that this lane passes to ldmatrix for
@@ -7732,21 +7330,9 @@ template <int HS, int row_tiles> struct AttentionForwardState {
 template <bool masked, int step, int slack, int HS, int row_tiles> __device__ inline void
 attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, uint32_t v, int key, float scale_log2) {
     int lane = threadIdx.x % 32;
-    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
     float s[row_tiles][step / 8][4] = {};
 #pragma unroll
-    for (int d = 0; d < HS / 16; d++) {
-#pragma unroll
-        for (int n = 0; n < step / 16; n++) {
-            uint32_t b[4]; // b[0..1]: keys 0-7 by 16 columns; b[2..3]: keys 8-15 by 16 columns
-            ldmatrix_x4(b, attention_forward_column<HS>(k, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(s[i][2 * n], state.q[i][d], b[0], b[1], floatX());
-                mma_16x8x16(s[i][2 * n + 1], state.q[i][d], b[2], b[3], floatX());
-            }
-        }
-    }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(s, state.q[d], k, d); }
     float new_m[row_tiles][2];
     bool grew = false;
 #pragma unroll
@@ -7801,20 +7387,11 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
                 p[i][j] = pack_16x2(p0, p1, floatX());
             }
         }
-#pragma unroll
-        for (int d = 0; d < HS / 16; d++) {
-            uint32_t b[4]; // b[0..1]: 16 keys by columns 0-7; b[2..3]: 16 keys by columns 8-15
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(v, d) + 16 * n * ROW_BYTES);
-#pragma unroll
-            for (int i = 0; i < row_tiles; i++) {
-                mma_16x8x16(state.o[i][2 * d], p[i], b[0], b[1], floatX());
-                mma_16x8x16(state.o[i][2 * d + 1], p[i], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply<HS, true>(state.o, p, v, n);
     }
 }
 
-// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and clears the rest.
+// Loads the operand fragments of a warp's queries, whose tile in shared memory is warp_q, and starts m.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_start(AttentionForwardState<HS, row_tiles>& state, const floatX* warp_q) {
     int lane = threadIdx.x % 32;
@@ -7822,66 +7399,38 @@ __device__ inline void attention_forward_start(AttentionForwardState<HS, row_til
     for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
         for (int d = 0; d < HS / 16; d++) {
-            ldmatrix_x4(state.q[i][d], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
+            ldmatrix_x4(state.q[d][i], warp_q + attention_forward_at<HS>(16 * i + lane % 16, 2 * d + lane / 16));
         }
-        for (int n = 0; n < HS / 8; n++) {
-            for (int e = 0; e < 4; e++) { state.o[i][n][e] = 0; }
-        }
-        for (int half_row = 0; half_row < 2; half_row++) { state.m[i][half_row] = -INFINITY, state.l[i][half_row] = 0; }
+        state.m[i][0] = state.m[i][1] = -INFINITY;
     }
-}
-
-// The addresses that this lane passes to ldmatrix for the first 16 keys, or values, of a tile. ldmatrix.x4 reads 16 keys
-// by 16 columns as four 8x8 matrices. Their (keys, columns), in the order in which mma takes them as operand b:
-//     S = Q K^T: (0-7, 0-7) (0-7, 8-15) (8-15, 0-7) (8-15, 8-15)
-//     P V:       (0-7, 0-7) (8-15, 0-7) (0-7, 8-15) (8-15, 8-15), each transposed
-template <int HS> __device__ inline uint32_t attention_forward_k_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
-}
-template <int HS> __device__ inline uint32_t attention_forward_v_address(const floatX* tile) {
-    int lane = threadIdx.x % 32;
-    return shared_address(tile + attention_forward_at<HS>(lane % 16, lane / 16));
 }
 
 // ---- kernel 15: mma.sync, steps of 32 keys, which need few enough registers for 3 blocks of 4 warps per SM up to HS = 64 ----
 // `blocks` is the number of blocks per SM, `keys` the number of keys of a tile.
 
-// Epilogue: divides a warp's output rows by l and stores them, 16 bytes at a time. `tile`, the warp's own slice of
-// smem.q, is the staging area.
+// Epilogue: divides a warp's output rows by l and stores them. `tile` is the warp's own slice of smem.q.
 template <int HS, int row_tiles>
 __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* tile,
-                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, size_t C,
+                                               AttentionForwardState<HS, row_tiles>& state, int row0, int T, int C,
                                                int head_size = HS) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < row_tiles; i++) {
 #pragma unroll
         for (int half_row = 0; half_row < 2; half_row++) {
-            int row = 16 * i + 8 * half_row + lane / 4;
+            int row = row0 + 16 * i + 8 * half_row + lane / 4;
             float l = state.l[i][half_row];
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
             l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
             float inverse = 1.0f / l;
-            if (lse && lane % 4 == 0 && row0 + row < T) { lse[row0 + row] = (state.m[i][half_row] + log2f(l)) * LN2; }
+            if (lse && lane % 4 == 0 && row < T) { lse[row] = (state.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
-                uint32_t pair = pack_16x2(state.o[i][n][2 * half_row] * inverse,
-                                          state.o[i][n][2 * half_row + 1] * inverse, floatX());
-                *reinterpret_cast<uint32_t*>(tile + attention_forward_at<HS>(row, n) + lane % 4 * 2) = pair;
+                state.o[i][n][2 * half_row] *= inverse, state.o[i][n][2 * half_row + 1] *= inverse;
             }
         }
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = lane; i < 16 * row_tiles * HS / 8; i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row0 + row < T && chunk * 8 < head_size) {
-            // int4 instead of load128 and store128, because the compiler splits those into 4-byte copies here
-            *reinterpret_cast<int4*>(out + (row0 + row) * C + chunk * 8) =
-                *reinterpret_cast<const int4*>(tile + attention_forward_at<HS>(row, chunk));
-        }
-    }
+    attention_forward_store_rows<HS>(out + (size_t)row0 * C, C, T - row0, state.o, 1.0f, tile, head_size);
 }
 
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys>
@@ -7894,21 +7443,25 @@ __global__ void __launch_bounds__(128, blocks)
     if (HS == 64) { head_size = HS; }
     AttentionForwardWork work = attention_forward_work(num_heads, ceil_div(T, ROWS), group);
     int b = work.head / NH, h = work.head % NH, q0 = work.tile * ROWS;
+    out += ((size_t)b * T * NH + h) * head_size;
     int warp_row = threadIdx.x / 32 * 16 * row_tiles; // the warp's first query is q0 + warp_row
-    size_t C = (size_t)NH * head_size;
+    int C = NH * head_size;
     const floatX* src = qkv + (size_t)b * T * 3 * C + h * head_size;
     int num_tiles = ceil_div(min(q0 + ROWS, T), keys), num_unmasked = q0 / keys;
 
-    attention_forward_load<HS, ROWS, 1>(smem.q, src, q0, T, C, head_size);
-    attention_forward_load<HS, keys, 2>(smem.kv[0][0], src + C, 0, T, C, head_size);
-    cp_async_commit();
+    auto load = [&](int tile) { // of keys and values
+        attention_forward_load<HS, keys>(smem.kv[tile % 2][0], src + C, 3 * C, tile * keys, T, head_size);
+        attention_forward_load<HS, keys>(smem.kv[tile % 2][1], src + 2 * C, 3 * C, tile * keys, T, head_size);
+        cp_async_commit();
+    };
+    attention_forward_load<HS, ROWS>(smem.q, src, 3 * C, q0, T, head_size);
+    load(0);
     cp_async_wait<0>();
     __syncthreads();
 
     AttentionForwardState<HS, row_tiles> state;
-    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, ROW_BYTES = PITCH * sizeof(floatX);
-    constexpr int STAGE_BYTES = sizeof(smem.kv[0]);
-    floatX* warp_q = smem.q + warp_row * PITCH;
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_ROW_BYTES<HS>, STAGE_BYTES = sizeof(smem.kv[0]);
+    floatX* warp_q = smem.q + warp_row * ATTENTION_FORWARD_PITCH<HS>;
     attention_forward_start(state, warp_q);
     uint32_t k_address = attention_forward_k_address<HS>(smem.kv[0][0]);
     uint32_t v_address = attention_forward_v_address<HS>(smem.kv[0][1]);
@@ -7917,47 +7470,37 @@ __global__ void __launch_bounds__(128, blocks)
             cp_async_wait<0>();
             __syncthreads(); // this tile has landed, and all warps have read the stage that the next load overwrites
         }
-        if (tile + 1 < num_tiles) {
-            attention_forward_load<HS, keys, 2>(smem.kv[(tile + 1) % 2][0], src + C, (tile + 1) * keys, T, C,
-                                                head_size);
-            cp_async_commit();
-        }
+        if (tile + 1 < num_tiles) { load(tile + 1); }
         uint32_t k = k_address + tile % 2 * STAGE_BYTES, v = v_address + tile % 2 * STAGE_BYTES;
-        if (tile < num_unmasked) {
+        // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
+        // index is 16 * row_tiles or more
+        int key = tile * keys - q0 - warp_row;
+        auto steps = [&](auto is_diagonal) {
+            constexpr bool masked = decltype(is_diagonal)::value;
 #pragma unroll 1
-            for (int j = 0; j < keys; j += step) {
-                attention_forward_step<false, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, 0, scale_log2);
+            for (int j = 0; j < keys && (!masked || key + j < 16 * row_tiles); j += step) {
+                attention_forward_step<masked, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
+                                                            scale_log2);
             }
-        } else {
-            // the tile's first key, relative to the warp's first query; no query of the warp sees a key whose relative
-            // index is 16 * row_tiles or more
-            int key = tile * keys - q0 - warp_row;
-#pragma unroll 1
-            for (int j = 0; j < keys && key + j < 16 * row_tiles; j += step) {
-                attention_forward_step<true, step, slack>(state, k + j * ROW_BYTES, v + j * ROW_BYTES, key + j,
-                                                          scale_log2);
-            }
-        }
+        };
+        tile < num_unmasked ? steps(std::false_type()) : steps(std::true_type());
     }
-    floatX* dst = out + ((size_t)b * T * NH + h) * head_size;
-    attention_forward_store(dst, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
+    attention_forward_store(out, lse ? lse + (size_t)work.head * T : nullptr, warp_q, state, q0 + warp_row, T, C,
                             head_size);
 }
 
-// head_size is HS or, if that is not 64, less.
+// args.HS is HS or, if that is not 64, less.
 template <int HS, int row_tiles, int step, int slack, int blocks, int keys = 64>
-void attention_forward_mma_tiles(floatX* out, float* lse, const floatX* qkv, int B, int T, int head_size, int NH,
-                                 float scale, const Execution& exec) {
-    auto kernel = attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>;
+void attention_forward_mma_tiles(const AttentionForwardArgs& args, const Execution& exec) {
     constexpr int SHARED_BYTES = sizeof(AttentionForwardMmaSMem<HS, row_tiles, keys>);
     static_assert(SHARED_BYTES <= 99 << 10, "the limit of compute capability 8.6");
-    launch_kernel(kernel, LaunchShape(B * NH * ceil_div(T, 64 * row_tiles), 128, SHARED_BYTES), exec, out, lse, qkv, T,
-                  head_size, NH, B * NH, attention_forward_group(T, head_size, B * NH), LOG2E * scale);
+    attention_forward_launch(attention_forward_kernel15<HS, row_tiles, step, slack, blocks, keys>, 64 * row_tiles,
+                             SHARED_BYTES, args, exec);
 }
 
 // HS is a multiple of 8, at most 256.
-void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, int T, int HS, int NH, float scale,
-                           const Execution& exec) {
+void attention_forward_mma(const AttentionForwardArgs& args, const Execution& exec) {
+    int HS = args.HS;
     require(HS % 8 == 0 && HS <= 256);
     auto tiles = HS <= 32    ? attention_forward_mma_tiles<32, 2, 32, 8, 3>
                  : HS <= 48  ? attention_forward_mma_tiles<48, 2, 32, 8, 3>
@@ -7966,7 +7509,7 @@ void attention_forward_mma(floatX* out, float* lse, const floatX* qkv, int B, in
                  : HS <= 96  ? attention_forward_mma_tiles<96, 2, 32, 8, 2>
                  : HS <= 128 ? attention_forward_mma_tiles<128, 1, 64, 8, 2>
                              : attention_forward_mma_tiles<256, 1, 32, 8, 1, 32>;
-    tiles(out, lse, qkv, B, T, HS, NH, scale, exec);
+    tiles(args, exec);
 }
 
 // ---- sm_90a: shared by kernels 17 to 27: wgmma products, online softmax in registers, output by TMA ----
@@ -7979,9 +7522,9 @@ constexpr int ATTENTION_FORWARD_ROW = 64; // columns of a box: 128 bytes, the wi
 constexpr int ATTENTION_FORWARD_BOX = 64 * ATTENTION_FORWARD_ROW;
 constexpr int ATTENTION_FORWARD_BOX_UNITS = ATTENTION_FORWARD_BOX * sizeof(floatX) / 16; // in the unit of descriptors
 
-// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. The
-// previous contents of s are overwritten, and the compiler knows that they are dead.
-template <int HS = 64, int num_s>
+// Issues s = q k^T for 64 queries and 64 keys, or 128 keys with HS = 64, and does not wait. q, k: wgmma descriptors. With HS = 128, q
+// is in boxes of q_rows rows. The previous contents of s are overwritten, and the compiler knows that they are dead.
+template <int HS = 64, int q_rows = 64, int num_s>
 __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t q, uint64_t k) {
     static_assert(num_s == 32 || HS == 64, "");
     if constexpr (num_s == 32) {
@@ -7991,11 +7534,12 @@ __device__ inline void attention_forward_sm90_scores(float (&s)[num_s], uint64_t
     }
 #pragma unroll
     for (int d = 1; d < HS / 16; d++) { // 16 columns are 32 bytes, and the descriptor counts in units of 16 bytes
-        int step = d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
+        uint64_t a = q + d / 4 * (q_rows / 64 * ATTENTION_FORWARD_BOX_UNITS) + d % 4 * 2;
+        uint64_t b = k + d / 4 * ATTENTION_FORWARD_BOX_UNITS + d % 4 * 2;
         if constexpr (num_s == 32) {
-            wgmma_64x64x16(s, q + step, k + step, 1, floatX());
+            wgmma_64x64x16(s, a, b, 1, floatX());
         } else {
-            wgmma_64x128x16(s, q + step, k + step, 1, floatX());
+            wgmma_64x128x16(s, a, b, 1, floatX());
         }
     }
 }
@@ -8067,11 +7611,12 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     return grew;
 }
 
-// Turns the scores s into P = exp2(s * scale_log2 - m) in place, and adds P to l.
-template <int num_s> __device__ inline void
-attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2) {
+// Turns the scores s[first..end-1] into P = exp2(s * scale_log2 - m) in place, and adds P to l.
+template <int num_s>
+__device__ inline void attention_forward_sm90_exponents(float (&s)[num_s], AttentionForwardRows& rows, float scale_log2,
+                                                        int first = 0, int end = num_s) {
 #pragma unroll
-    for (int i = 0; i < num_s; i++) {
+    for (int i = first; i < end; i++) {
         s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
         rows.l[i / 2 % 2] += s[i];
     }
@@ -8088,11 +7633,7 @@ attention_forward_sm90_diagonal_exponents(float (&s)[num_s], AttentionForwardRow
             for (int i = n; i < n + 8; i++) { s[i] = 0; }
         } else {
             asm volatile(""); // makes the compiler keep the branch, so that hidden groups cost nothing
-#pragma unroll
-            for (int i = n; i < n + 8; i++) {
-                s[i] = exp2_approx(fmaf(s[i], scale_log2, -rows.m[i / 2 % 2]));
-                rows.l[i / 2 % 2] += s[i];
-            }
+            attention_forward_sm90_exponents(s, rows, scale_log2, n, n + 8);
         }
     }
 }
@@ -8194,13 +7735,18 @@ __device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
     }
 }
 
-// Writes a warp's 16 rows of o, multiplied by `inverse`, to a tile (16,64) in shared memory, in TMA's 128-byte swizzle.
-// With HS = 128, columns from 64 on go to a second tile, ATTENTION_FORWARD_BOX elements further.
-template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
-                                                                             const float (&inverse)[2]) {
+// Writes operand fragment x, a warp's 16 rows and 16 columns, to columns 16 * d to 16 * d + 15 of a tile (16,64) in shared memory, in
+// TMA's 128-byte swizzle. Columns from 64 on are in a second tile, ATTENTION_FORWARD_BOX elements further.
+__device__ inline void attention_forward_sm90_write(floatX* tile, int d, const uint32_t* x) {
     int lane = threadIdx.x % 32;
     // stmatrix.x4 stores four 8x8 matrices: rows 0-7 and rows 8-15 of two adjacent 16-byte chunks
     uint32_t address = shared_address(tile + attention_forward_at<64>(lane % 16, lane / 16));
+    stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), x);
+}
+
+// Writes a warp's 16 rows of o, multiplied by `inverse`, to such a tile, or with HS = 128 to two of them.
+template <int num_o> __device__ inline void attention_forward_sm90_to_shared(floatX* tile, const float (&o)[num_o],
+                                                                             const float (&inverse)[2]) {
 #pragma unroll
     for (int d = 0; d < num_o / 8; d++) { // 16 columns at a time
         uint32_t r[4];
@@ -8208,7 +7754,7 @@ template <int num_o> __device__ inline void attention_forward_sm90_to_shared(flo
         for (int e = 0; e < 4; e++) {
             r[e] = pack_16x2(o[8 * d + 2 * e] * inverse[e % 2], o[8 * d + 2 * e + 1] * inverse[e % 2], floatX());
         }
-        stmatrix_x4(attention_forward_column<64>(address, d % 4) + d / 4 * ATTENTION_FORWARD_BOX * sizeof(floatX), r);
+        attention_forward_sm90_write(tile, d, r);
     }
 }
 
@@ -8578,35 +8124,33 @@ template <class SMem> __global__ void __launch_bounds__(128 * (SMem::GROUPS + 1)
 }
 
 template <int groups, int HS = 64, int keys = 64, bool in_turn = false>
-void attention_forward_sm90_launch(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, float scale,
-                                   const Execution& exec) {
+void attention_forward_sm90_launch(const AttentionForwardArgs& a, const Execution& exec) {
     typedef AttentionForwardSMem<groups, HS, keys, in_turn> SMem;
-    auto kernel = attention_forward_sm90_kernel25<SMem>;
     constexpr int SHARED_BYTES = sizeof(SMem) + 1024;
     static_assert(SHARED_BYTES <= 227 << 10, "the limit of compute capability 9.0");
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * NH * (HS / 64), 64);
-    CUtensorMap out_map = tensor_map_heads(out, B, T, NH * (HS / 64), 16);
-    int num_tiles = ceil_div(T, 64 * groups), num_blocks = min(B * NH * num_tiles, exec.free_sms());
-    AttentionForwardList list = attention_forward_list(B * NH, num_tiles, num_blocks);
-    launch_early(kernel, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec, lse, qkv_map, T, NH, list,
-                 LOG2E * scale, out_map);
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * a.NH * (HS / 64), 64);
+    CUtensorMap out_map = tensor_map_heads(a.out, a.B, a.T, a.NH * (HS / 64), 16);
+    int num_tiles = ceil_div(a.T, 64 * groups), num_blocks = min(a.B * a.NH * num_tiles, exec.free_sms());
+    AttentionForwardList list = attention_forward_list(a.B * a.NH, num_tiles, num_blocks);
+    launch_early(attention_forward_sm90_kernel25<SMem>, dim3(num_blocks), dim3(128 * (groups + 1)), SHARED_BYTES, exec,
+                 a.lse, qkv_map, a.T, a.NH, list, LOG2E * a.scale, out_map);
 }
 
 // Groups of 64 queries per tile: as many as the registers allow, or 2 when there are fewer tiles than SMs, which shortens
 // the longest tile.
-template <int HS = 64> int attention_forward_sm90_groups(int B, int T, int NH) {
-    constexpr int MOST = HS == 64 ? 4 : 3;
-    return B * NH * ceil_div(T, 64 * MOST) < num_multiprocessors() ? 2 : MOST;
+inline int attention_forward_sm90_groups(int B, int T, int NH, int HS = 64) {
+    int most = HS == 64 ? 4 : 3;
+    return B * NH * ceil_div(T, 64 * most) < num_multiprocessors() ? 2 : most;
 }
 
 // Requires sm_90a. HS is 64 or 128.
-template <int HS = 64> void attention_forward_sm90(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH,
-                                                   float scale, const Execution& exec) {
-    if (attention_forward_sm90_groups<HS>(B, T, NH) == 2) {
-        attention_forward_sm90_launch<2, HS>(out, lse, qkv, B, T, NH, scale, exec);
-    } else {
-        attention_forward_sm90_launch<HS == 64 ? 4 : 3, HS>(out, lse, qkv, B, T, NH, scale, exec);
-    }
+void attention_forward_sm90(const AttentionForwardArgs& args, const Execution& exec) {
+    int groups = attention_forward_sm90_groups(args.B, args.T, args.NH, args.HS);
+    auto launch = groups == 4     ? attention_forward_sm90_launch<4>
+                  : args.HS == 64 ? attention_forward_sm90_launch<2>
+                  : groups == 3   ? attention_forward_sm90_launch<3, 128>
+                                  : attention_forward_sm90_launch<2, 128>;
+    launch(args, exec);
 }
 #endif
 
@@ -8639,20 +8183,60 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
     require(HS % 8 == 0 && HS <= 256);
     require((size_t)B * NH * ceil_div(T, 16) <= INT_MAX);
     int kernel = attention_forward_choice(B, T, NH, HS);
+    auto launch = attention_forward_plain; // kernel 6
 #if !defined(ENABLE_FP32)
-    if (kernel == 27) { return attention_forward_sm90_launch<3, 64, 128, true>(out, lse, qkv, B, T, NH, scale, exec); }
-    if (kernel == 25) {
-        auto launch = HS == 64 ? attention_forward_sm90<64> : attention_forward_sm90<128>;
-        return launch(out, lse, qkv, B, T, NH, scale, exec);
-    }
-    if (kernel == 15) { return attention_forward_mma(out, lse, qkv, B, T, HS, NH, scale, exec); }
+    if (kernel == 15) { launch = attention_forward_mma; }
+    if (kernel == 25) { launch = attention_forward_sm90; }
+    if (kernel == 27) { launch = attention_forward_sm90_launch<3, 64, 128, true>; }
 #endif
-    require(kernel == 6);
-    attention_forward_plain(out, lse, qkv, B, T, HS, NH, scale, exec);
+    launch({out, lse, qkv, B, T, HS, NH, scale}, exec);
 }
 // ==== end promoted: attention_forward ====
 
 // ==== promoted: attention_backward ====
+// The arguments of the launchers.
+struct AttentionBackwardArgs {
+    floatX* dqkv;                   // (B,T,3,NH,HS)
+    float* dbias;                   // (3,NH,HS) or NULL
+    float* scratch;                 // attention_backward_scratch() floats; kernels 3 and 7: dsum (B,NH,T)
+    const floatX *dout, *qkv, *out; // (B,T,NH,HS), (B,T,3,NH,HS), (B,T,NH,HS)
+    const float* lse;               // (B,NH,T)
+    int B, T, C, NH;
+    float scale; // of the scores q k^T
+};
+
+// ---- scratch: its size is the same on all devices ----
+
+inline bool attention_backward_accepts_sm90(int HS) { return sizeof(floatX) == 2 && (HS == 64 || HS == 128); }
+
+constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of kernel 11's first kernel
+
+// The sizes in floats of kernel 11's scratch and of its first part, the terms of dbias. 0 if kernel 11 does not accept HS.
+size_t attention_backward_sm90_terms(int B, int T, int NH, int HS) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    if (!attention_backward_accepts_sm90(HS)) { return 0; }
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
+}
+size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS) {
+    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
+    if (!attention_backward_accepts_sm90(HS)) { return 0; }
+    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
+}
+
+// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
+// wait for that. A multiple of 4.
+size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
+    size_t sm90 = attention_backward_sm90_terms(B, T, NH, C / NH);
+    return ceil_div(std::max(sm90, matmul_backward_bias_scratch(B * T, 3 * C)), (size_t)4) * 4;
+}
+
+// The size of scratch in floats. Without kernel 11, scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of
+// matmul_backward_bias().
+size_t attention_backward_scratch(int B, int T, int C, int NH) {
+    size_t sm90 = attention_backward_sm90_scratch(B, T, NH, C / NH);
+    return std::max({sm90, (size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C)});
+}
+
 // ---- kernel 3: fp32 arithmetic, 4x4 register tiles per thread, one writer per gradient ----
 
 // dsum = rowsum(dout * out). Both gradient kernels need it per query row, besides lse, because with
@@ -8678,25 +8262,17 @@ __global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout,
     }
 }
 
-// dsum (B,NH,T) | dout, out (B,T,NH,HS)
-void attention_backward_dsum(float* dsum, const floatX* dout, const floatX* out, int B, int T, int C, int NH,
-                             const Execution& exec) {
-    int num_rows = B * T * NH, block_size = 256;
-    attention_backward_dsum_kernel3<<<ceil_div(num_rows, block_size / 8), block_size, 0, exec.stream>>>(
-        dsum, dout, out, T, NH, C / NH, num_rows);
-    cudaCheck(cudaGetLastError());
+// Writes dsum to a.scratch.
+void attention_backward_dsum(const AttentionBackwardArgs& a, const Execution& exec) {
+    int num_rows = a.B * a.T * a.NH, block_size = 256;
+    launch_kernel(attention_backward_dsum_kernel3, LaunchShape(ceil_div(num_rows, block_size / 8), block_size), exec,
+                  a.scratch, a.dout, a.out, a.T, a.NH, a.C / a.NH, num_rows);
 }
 
 // Loads 4 elements as floats.
 __device__ inline f128 attention_backward_load4(const floatX* p) {
-#if defined(ENABLE_FP32)
-    return load128(p);
-#else
-    int2 bits = *reinterpret_cast<const int2*>(p);
-    floatX x[4];
-    memcpy(x, &bits, sizeof(bits));
+    x4 x = *reinterpret_cast<const x4*>(p);
     return {{(float)x[0], (float)x[1], (float)x[2], (float)x[3]}};
-#endif
 }
 
 // sum[i][j] += a[k][4 * row + i] * b[k][4 * col + j], over k
@@ -8729,10 +8305,12 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     int HS = C / NH, h = blockIdx.y % NH, b = blockIdx.y / NH;
     int tile = keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x; // the longest walks start first
     int owned = 64 * tile, row = threadIdx.x / 16, col = threadIdx.x % 16;
-    const floatX* q = qkv + (size_t)b * T * 3 * C + h * HS;
-    const floatX *k = q + C, *v = q + 2 * C, *d = dout + (size_t)b * T * C + h * HS;
+    const floatX *q = qkv + (size_t)b * T * 3 * C + h * HS, *d = dout + (size_t)b * T * C + h * HS;
+    const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
+    const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
     lse += ((size_t)b * NH + h) * T, dsum += ((size_t)b * NH + h) * T;
-    size_t stride = 3 * (size_t)C, stride_d = C;
+    size_t stride = 3 * (size_t)C, walked_stride = keys ? C : stride,
+           owned_stride = keys ? stride : C; // of walked2, owned2
 
     float sum1[D][4][4] = {}, sum2[keys ? D : 1][4][4] = {}; // accumulators of dk and dv, or of dq
     int first = keys ? tile : 0, last = keys ? ceil_div(T, 64) - 1 : tile;
@@ -8743,12 +8321,12 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
             int r = threadIdx.x % 64, cc = threadIdx.x / 64 * 4;
             f128 w1 = {}, w2 = {}, o1 = {}, o2 = {};
             if (c + cc < HS && walked + r < T) {
-                w1 = attention_backward_load4((keys ? q : k) + (walked + r) * stride + c + cc);
-                w2 = attention_backward_load4((keys ? d : v) + (walked + r) * (keys ? stride_d : stride) + c + cc);
+                w1 = attention_backward_load4(walked1 + (walked + r) * stride + c + cc);
+                w2 = attention_backward_load4(walked2 + (walked + r) * walked_stride + c + cc);
             }
             if (c + cc < HS && owned + r < T) {
-                o1 = attention_backward_load4((keys ? k : q) + (owned + r) * stride + c + cc);
-                o2 = attention_backward_load4((keys ? v : d) + (owned + r) * (keys ? stride : stride_d) + c + cc);
+                o1 = attention_backward_load4(owned1 + (owned + r) * stride + c + cc);
+                o2 = attention_backward_load4(owned2 + (owned + r) * owned_stride + c + cc);
             }
             __syncthreads(); // all threads have read the previous tiles
 #pragma unroll
@@ -8783,8 +8361,8 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
                 int t = walked + w + row, c = 64 * part + 4 * col;
                 f128 y1 = {}, y2 = {};
                 if (t < T && c < HS) {
-                    y1 = attention_backward_load4((keys ? q : k) + t * stride + c);
-                    if (keys) { y2 = attention_backward_load4(d + t * stride_d + c); }
+                    y1 = attention_backward_load4(walked1 + t * stride + c);
+                    if (keys) { y2 = attention_backward_load4(walked2 + t * walked_stride + c); }
                 }
                 __syncthreads(); // all threads have read the previous tiles, and have written p and ds
                 store128(&smem.walked1[row][4 * col], y1);
@@ -8813,40 +8391,30 @@ template <bool keys, int D> __global__ void __launch_bounds__(256)
     }
 }
 
-template <int D> void attention_backward_plain_sized(floatX* dqkv, const float* lse, const float* dsum,
-                                                     const floatX* dout, const floatX* qkv, int B, int T, int C, int NH,
-                                                     float scale, const Execution& exec) {
-    dim3 grid(ceil_div(T, 64), B * NH);
-    attention_backward_plain_kernel3<true, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
-    attention_backward_plain_kernel3<false, D>
-        <<<grid, 256, 0, exec.stream>>>(dqkv, lse, dsum, dout, qkv, T, C, NH, scale);
-    cudaCheck(cudaGetLastError());
+template <int D> void attention_backward_plain_sized(const AttentionBackwardArgs& a, const Execution& exec) {
+    for (auto kernel : {attention_backward_plain_kernel3<true, D>, attention_backward_plain_kernel3<false, D>}) {
+        launch_kernel(kernel, LaunchShape(dim3(ceil_div(a.T, 64), a.B * a.NH), 256), exec, a.dqkv, a.lse, a.scratch,
+                      a.dout, a.qkv, a.T, a.C, a.NH, a.scale);
+    }
 }
 
-void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                              int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
-    require(HS % 8 == 0 && B * NH <= 65535);
-    if (HS <= 64) {
-        attention_backward_plain_sized<1>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else if (HS <= 128) {
-        attention_backward_plain_sized<2>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    } else {
-        require(HS <= 256);
-        attention_backward_plain_sized<4>(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
-    }
+void attention_backward_plain(const AttentionBackwardArgs& a, const Execution& exec) {
+    int HS = a.C / a.NH;
+    require(HS % 8 == 0 && HS <= 256 && a.B * a.NH <= 65535);
+    attention_backward_dsum(a, exec);
+    auto sized = HS <= 64    ? attention_backward_plain_sized<1>
+                 : HS <= 128 ? attention_backward_plain_sized<2>
+                             : attention_backward_plain_sized<4>;
+    sized(a, exec);
 }
 
 #if !defined(ENABLE_FP32)
 // ---- kernel 7: tensor cores by mma.sync, 32 rows per warp, one owned operand in registers, one in shared memory ----
-// There are two kernels. In kernel kv a block owns keys and computes dk and dv; in kernel q it owns queries and
-// computes dq. A block walks over the tokens of the other kind:
+// A block owns keys and computes dk and dv, or it owns queries and computes dq. It walks over the tokens of the other kind:
 //
 //              owned, 16 * M rows per warp    walked, tiles of 64 rows, 8 * N at a time
-//     kv       k (registers), v (shared)      q, dout
-//     q        q (registers), dout (shared)   k, v
+//     dk, dv   k (registers), v (shared)      q, dout
+//     dq       q (registers), dout (shared)   k, v
 //
 // Scores are computed as [owned][walked], so that the accumulators of P and dS become operands of the second product
 // without leaving the registers. In each 16x8 accumulator tile of mma.sync, lane 4g + t holds 4 floats:
@@ -8855,71 +8423,29 @@ void attention_backward_plain(floatX* dqkv, const float* lse, const float* dsum,
 //     owned g          lane 4g   4g + 1    4g + 2    4g + 3      c[0], c[1]
 //     owned g + 8      lane 4g   4g + 1    4g + 2    4g + 3      c[2], c[3]
 //
-// A tile has room for HS columns, a multiple of 16, which is the head size or more: columns past the head's are zeros, in the tile
-// only. 64 is the head size itself, which costs fewer registers. Rows are this many elements apart, a multiple of 32.
-template <int HS> constexpr int ATTENTION_BACKWARD_PITCH = (HS + 31) / 32 * 32;
+// Tiles are laid out as in kernel 15 of attention_forward.
+
+// What a kernel computes. With both dk and dv, the sums of wide heads do not fit in the registers.
+enum { ATTENTION_BACKWARD_DQ = 0, ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
 
 // Whether one owned operand is in registers. Rows as wide as these leave too few of them for the sums: both are in shared memory.
 template <int HS> constexpr bool ATTENTION_BACKWARD_IN_REGISTERS = HS <= 128;
 // Its type: fragments of mma's operand a, or where they are in this warp's shared memory.
 template <int HS, int M> using AttentionBackwardOperand =
-    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[M][HS / 16][4], floatX*>;
+    std::conditional_t<ATTENTION_BACKWARD_IN_REGISTERS<HS>, uint32_t[HS / 16][M][4], const floatX*>;
 
 // `walked` is the number of rows of a walked tile.
 template <int HS, int M, int walked = 64> struct AttentionBackwardMmaSMem {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
+    static constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, OWNED = ATTENTION_BACKWARD_IN_REGISTERS<HS> ? 1 : 2;
     floatX tile1[2][walked * PITCH], tile2[2][walked * PITCH]; // two stages of walked rows: q and dout, or k and v
     floatX owned[OWNED * 64 * M * PITCH];  // the owned operands that are not in registers: v, or dout; then k, or q
-    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; only used by kernel kv
+    float lse[2][walked], dsum[2][walked]; // two stages for the walked queries; not used for dq
 };
 static_assert(sizeof(AttentionBackwardMmaSMem<128, 1>) <= 99 * 1024, "the limit of compute capability 8.6");
 static_assert(sizeof(AttentionBackwardMmaSMem<256, 1, 16>) <= 99 * 1024, "the limit of compute capability 8.6");
 
-// The swizzle. Returns the element offset of 16-byte chunk `chunk` of row `row` in the tile that begins at element `tile`. The
-// chunks of a row are permuted as in attention_forward_at(), so that the same chunk of 8 consecutive rows covers all 32 banks.
-template <int HS> __device__ inline int attention_backward_offset(int tile, int row, int chunk) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    return tile + row * PITCH + (chunk ^ (PITCH % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
-}
-// Given the offset of chunk 0 or 1 of a row, returns the address `chunk` chunks further in the same row. chunk is even.
-template <int HS> __device__ inline floatX* attention_backward_column(floatX* memory, int offset, int chunk) {
-    constexpr int GROUP = ATTENTION_BACKWARD_PITCH<HS> % 64 == 0 ? 8 : 4;
-    return memory + (offset ^ chunk % GROUP * 8) + chunk / GROUP * GROUP * 8;
-}
-
-// One thread's share of the copies of two tensors to shared memory. Each call of load() issues cp.async for the next
-// tile of `walked` rows of both tensors. Rows past the end of the sequence and columns past head_size become 0.
-template <int HS, int walked = 64> struct AttentionBackwardLoader {
-    static constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    static constexpr int LANES = PITCH % 64 == 0 ? 8 : 4, ROWS = 128 / LANES; // lanes per row, rows per pass
-    const floatX *next1, *next2;
-    int num_valid; // number of rows from this thread's row to the end of the sequence
-
-    __device__ AttentionBackwardLoader(const floatX* rows1, const floatX* rows2, int stride1, int stride2, int t,
-                                       int T) {
-        int row = t + threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
-        next1 = rows1 + (size_t)row * stride1 + column, next2 = rows2 + (size_t)row * stride2 + column;
-        num_valid = T - row;
-    }
-    __device__ void load(floatX* tile1, floatX* tile2, int stride1, int stride2, int head_size = HS) {
-        int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-#pragma unroll
-        for (int i = 0; i < walked; i += ROWS) {
-#pragma unroll
-            for (int c = 0; c < PITCH / 8; c += LANES) {
-                int to = attention_backward_offset<HS>(0, row + i, c + lane);
-                bool is_valid = i < num_valid && (c + lane) * 8 < head_size;
-                cp_async_16(tile1 + to, next1 + c * 8, is_valid);
-                cp_async_16(tile2 + to, next2 + c * 8, is_valid);
-            }
-            next1 += ROWS * stride1, next2 += ROWS * stride2;
-        }
-        num_valid -= walked;
-    }
-};
-
 // Loads rows row..row+16*M-1 from global memory as fragments of mma's operand a. Rows past T and columns past head_size become 0.
-template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[M][HS / 16][4],
+template <int HS, int M> __device__ inline void attention_backward_load_operand(uint32_t (&a)[HS / 16][M][4],
                                                                                 const floatX* rows, size_t stride,
                                                                                 int row, int T, int head_size = HS) {
     int lane = threadIdx.x % 32;
@@ -8931,75 +8457,39 @@ template <int HS, int M> __device__ inline void attention_backward_load_operand(
             const uint32_t* p = reinterpret_cast<const uint32_t*>(rows + r * stride) + lane % 4;
 #pragma unroll
             for (int k = 0; k < HS / 16; k++) {
-                a[m][k][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
-                a[m][k][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
+                a[k][m][half_m] = r < T && 16 * k < head_size ? p[8 * k] : 0;
+                a[k][m][half_m + 2] = r < T && 16 * k + 8 < head_size ? p[8 * k + 4] : 0;
             }
         }
     }
 }
 
-// Issues cp.async for 16 * M rows, of which num_valid exist, into this warp's shared memory, and does not wait.
-template <int HS, int M> __device__ inline void
-attention_backward_load_owned(floatX* owned, const floatX* rows, int stride, int num_valid, int head_size = HS) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        cp_async_16(owned + attention_backward_offset<HS>(0, row, chunk), rows + (size_t)row * stride + chunk * 8,
-                    row < num_valid && chunk * 8 < head_size);
-    }
-}
-
-// sum (16*M, 8*N) += a (16*M, HS) rows (8*N, HS)^T. a: fragments in registers; rows: 8 * N rows of a tile
+// sum (16*M, 8*N) += owned (16*M, HS) rows (8*N, HS)^T. Operand a is in registers, or in this warp's shared memory.
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&a)[M][HS / 16][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32;
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4], const floatX* rows) {
+    uint32_t address = attention_forward_k_address<HS>(rows);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m][k], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m][k], b[2], b[3], floatX());
-            }
-        }
-    }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(sum, owned[d], address, d); }
 }
-
-// The same with operand a in this warp's shared memory (`owned`).
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], floatX* owned, floatX* memory, int tile) {
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>;
-    int lane = threadIdx.x % 32, offset_a = attention_backward_offset<HS>(0, lane % 16, lane / 16);
-    int offset = attention_backward_offset<HS>(tile, lane / 16 * 8 + lane % 8, lane / 8 % 2);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, const floatX* rows) {
+    uint32_t address = attention_forward_k_address<HS>(rows), owned_address = attention_forward_v_address<HS>(owned);
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
+    for (int d = 0; d < HS / 16; d++) {
         uint32_t a[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ldmatrix_x4(a[m], attention_backward_column<HS>(owned, offset_a, 2 * k) + 16 * m * PITCH);
+            ldmatrix_x4(a[m],
+                        attention_forward_column<HS>(owned_address, d) + 16 * m * ATTENTION_FORWARD_ROW_BYTES<HS>);
         }
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4(b, attention_backward_column<HS>(memory, offset, 2 * k) + 8 * n * PITCH);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply<HS, false>(sum, a, address, d);
     }
 }
 
-// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers;
-// rows: 8 * N rows of a tile
+// sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], floatX* memory, int tile) {
-    int lane = threadIdx.x % 32, offset = attention_backward_offset<HS>(tile, lane % 16, lane / 16);
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], const floatX* rows) {
+    uint32_t address = attention_forward_v_address<HS>(rows);
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
         uint32_t a[M][4];
@@ -9011,308 +8501,159 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
                 a[m][i] = pack_16x2(pair[0], pair[1], floatX());
             }
         }
-#pragma unroll
-        for (int n = 0; n < HS / 8; n += 2) {
-            uint32_t b[4];
-            ldmatrix_x4_trans(b,
-                              attention_backward_column<HS>(memory, offset, n) + 16 * k * ATTENTION_BACKWARD_PITCH<HS>);
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                mma_16x8x16(sum[m][n], a[m], b[0], b[1], floatX());
-                mma_16x8x16(sum[m][n + 1], a[m], b[2], b[3], floatX());
-            }
-        }
+        attention_forward_multiply<HS, true>(sum, a, address, k);
     }
 }
 
-// rows[r] = factor * sum[r] for r < num_valid, in 16-byte stores. The staging area is `owned`, the warp's rows in
-// shared memory, which are no longer needed.
-template <int HS, int M> __device__ inline void attention_backward_store(floatX* rows, size_t stride, int num_valid,
-                                                                         const float (&sum)[M][HS / 8][4], float factor,
-                                                                         floatX* owned, int head_size = HS) {
-    __syncwarp();
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++) {
-#pragma unroll
-            for (int half_m = 0; half_m < 2; half_m++) {
-                floatX* p = owned + attention_backward_offset<HS>(0, 16 * m + 8 * half_m + lane / 4, n) + lane % 4 * 2;
-                const float* pair = &sum[m][n][2 * half_m];
-                *reinterpret_cast<uint32_t*>(p) = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < 16 * M * (HS / 8); i += 32) {
-        int row = i / (HS / 8), chunk = i % (HS / 8);
-        if (row < num_valid && chunk * 8 < head_size) {
-            const int4* from = reinterpret_cast<int4*>(owned + attention_backward_offset<HS>(0, row, chunk));
-            *reinterpret_cast<int4*>(rows + row * stride + chunk * 8) = *from;
-        }
-    }
-}
-
-// Returns this block's head (x) and the rank of its tile (y): rank 0 has the longest walk. Blocks start in the order of
-// their index. Heads are processed in groups that fit in L2 together; within a group the longest walks start first.
-__device__ inline int2 attention_backward_work(int num_tiles, int heads_at_a_time) {
-    int num_heads = gridDim.x / num_tiles, first = blockIdx.x / (num_tiles * heads_at_a_time) * heads_at_a_time;
-    int i = blockIdx.x - first * num_tiles, heads = min(heads_at_a_time, num_heads - first);
-    return make_int2(first + i % heads, i / heads);
-}
-
-// What a kernel kv computes. With both, the sums of wide heads do not fit in the registers.
-enum { ATTENTION_BACKWARD_DK = 1, ATTENTION_BACKWARD_DV = 2 };
-
-// Adds the terms of 8 * N queries to dk and dv, or to one of them. These queries begin at element offset `tile` of q_tiles and
-// d_tiles; lse and dsum point to their values. kv, q: the warp's first key and the first of these queries, only read if masked.
+// Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows1, rows2: these rows of q and dout, or of k and v. owned,
+// walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for dk and dv of these rows, from
+// this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
 template <bool masked, int what, int HS, int M, int N>
-__device__ inline void attention_backward_step_kv(float (&dk)[M][HS / 8][4], float (&dv)[M][HS / 8][4],
-                                                  const AttentionBackwardOperand<HS, M>& k, floatX* v, floatX* q_tiles,
-                                                  floatX* d_tiles, int tile, const float* lse, const float* dsum,
-                                                  int kv, int q, float scale2) {
+__device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], float (&sum2)[M][HS / 8][4],
+                                               const AttentionBackwardOperand<HS, M>& owned1, const floatX* owned2,
+                                               const floatX* rows1, const floatX* rows2, const float* lse,
+                                               const float* dsum, int owned, int walked, float scale2) {
+    constexpr bool keys = what != ATTENTION_BACKWARD_DQ;
     int lane = threadIdx.x % 32;
+    auto query = [](int m, int n, int i) { return keys ? 8 * n + i % 2 : 2 * m + i / 2; }; // index in lse and dsum
     float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-    lse += lane % 4 * 2, dsum += lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ds[m][n][0] = ds[m][n][2] = -dsum[8 * n];
-            ds[m][n][1] = ds[m][n][3] = -dsum[8 * n + 1];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { ds[m][n][i] = -dsum[query(m, n, i)]; }
         }
     }
-    attention_backward_multiply_rows<HS, M, N>(p, k, q_tiles, tile);
-    if constexpr (what & ATTENTION_BACKWARD_DK) { attention_backward_multiply_rows<HS, M, N>(ds, v, d_tiles, tile); }
+    attention_backward_multiply_rows<HS>(p, owned1, rows1);
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_rows<HS>(ds, owned2, rows2); }
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        float x[2] = {lse[8 * n] * LOG2E, lse[8 * n + 1] * LOG2E};
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - x[i % 2]);
-                int key = kv + 16 * m + i / 2 * 8 + lane / 4, query = q + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p[m][n][i] = 0.0f; }
+                float lse2 = lse[query(m, n, i)] * (keys ? LOG2E : 1.0f);
+                int o = owned + 16 * m + i / 2 * 8 + lane / 4, w = walked + 8 * n + lane % 4 * 2 + i % 2;
+                p[m][n][i] = exp2_approx(p[m][n][i] * scale2 - lse2);
+                if (masked && (keys ? o > w : w > o)) { p[m][n][i] = 0.0f; }
                 ds[m][n][i] *= p[m][n][i];
             }
         }
     }
-    if constexpr (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS, M, N>(dv, p, d_tiles, tile); }
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_multiply_columns<HS, M, N>(dk, ds, q_tiles, tile);
-    }
+    if (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum2, p, rows2); }
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum1, ds, rows1); }
 }
 
 template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
 __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_kv_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                  int heads_at_a_time) {
+    attention_backward_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
+                               int T, int C, int NH, int head_size, float scale, int group) {
     extern __shared__ __align__(128) unsigned char attention_backward_memory[];
     auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many queries as the block's keys
+    constexpr bool keys = what != ATTENTION_BACKWARD_DQ, IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    constexpr int PITCH = ATTENTION_FORWARD_PITCH<HS>, WALKS = 64 * M / walked; // WALKS: walked tiles per owned tile
     if (HS == 64) { head_size = HS; }
-    int2 work = attention_backward_work(ceil_div(T, 64 * M), heads_at_a_time); // tile 0 has the longest walk
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, kv = 64 * M * work.y + 16 * M * warp;
-    int stride = 3 * C, stride_d = C;
-    const floatX* q = qkv + (size_t)b * T * stride + h * head_size;
-    const floatX* d = dout + (size_t)b * T * stride_d + h * head_size;
-    lse += (size_t)work.x * T, dsum += (size_t)work.x * T;
+    int num_tiles = ceil_div(T, 64 * M);
+    AttentionForwardWork work = attention_forward_work(gridDim.x / num_tiles, num_tiles, group);
+    // blocks with long walks start first: all queries see the first keys, and the last query sees all keys
+    int tile = keys ? num_tiles - 1 - work.tile : work.tile;
+    int h = work.head % NH, b = work.head / NH, warp = threadIdx.x / 32, owned = 64 * M * tile + 16 * M * warp;
+    int stride = 3 * C, stride_w = keys ? C : stride;
+    const floatX *q = qkv + (size_t)b * T * stride + h * head_size, *d = dout + (size_t)b * T * C + h * head_size;
+    const floatX *owned1 = keys ? q + C : q, *owned2 = keys ? q + 2 * C : d;
+    lse += (size_t)work.head * T, dsum += (size_t)work.head * T;
     float scale2 = scale * LOG2E;
 
-    int first = WALKS * work.y, num_walks = ceil_div(T, walked);
-    AttentionBackwardLoader<HS, walked> loader(q, d, stride, stride_d, walked * first, T);
+    int first = keys ? WALKS * tile : 0;
+    int num_walks = keys ? ceil_div(T, walked) : min(WALKS * (tile + 1), ceil_div(T, walked));
+    const floatX *walked1 = keys ? q : q + C, *walked2 = keys ? d : q + 2 * C;
     auto load = [&](int stage, int t) {
-        loader.load(smem.tile1[stage], smem.tile2[stage], stride, stride_d, head_size);
+        attention_forward_load<HS, walked>(smem.tile1[stage], walked1, stride, t, T, head_size);
+        attention_forward_load<HS, walked>(smem.tile2[stage], walked2, stride_w, t, T, head_size);
         // queries past the end add 0, because their q, dout, lse and dsum are 0
         int i = threadIdx.x % 64;
-        if (walked == 64 || i < walked) {
+        if (keys && (walked == 64 || i < walked)) {
             cp_async_4((threadIdx.x < 64 ? smem.lse : smem.dsum)[stage] + i, (threadIdx.x < 64 ? lse : dsum) + t + i,
                        t + i < T);
         }
         cp_async_commit();
     };
-    floatX* v_owned = smem.owned + 16 * M * PITCH * warp; // where the results are staged at the end, too
-    if (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_load_owned<HS, M>(v_owned, q + 2 * C + (size_t)kv * stride, stride, T - kv, head_size);
+    floatX* own = smem.owned + 16 * M * PITCH * warp; // this warp's; where the results are staged at the end, too
+    if (what != ATTENTION_BACKWARD_DV) {
+        attention_forward_load<HS, 16 * M, 32>(own, owned2, keys ? stride : C, owned, T, head_size);
     }
-    AttentionBackwardOperand<HS, M> k_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
+    AttentionBackwardOperand<HS, M> operand;
     if constexpr (!IN_REGISTERS) {
-        k_operand = v_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(k_operand, q + C + (size_t)kv * stride, stride, T - kv, head_size);
+        operand = own + 64 * M * PITCH;
+        attention_forward_load<HS, 16 * M, 32>(own + 64 * M * PITCH, owned1, stride, owned, T, head_size);
     }
     load(0, walked * first);
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(k_operand, q + C, stride, kv, T, head_size); }
-    float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
+    if constexpr (IN_REGISTERS) {
+        attention_backward_load_operand<HS, M>(operand, owned1, stride, owned, T, head_size);
+    }
+    float lse2[2 * M], own_dsum[2 * M];
+#pragma unroll
+    for (int i = 0; i < 2 * M && !keys; i++) {
+        int t = owned + 8 * i + threadIdx.x % 32 / 4;
+        lse2[i] = t < T ? lse[t] * LOG2E : 0.0f;
+        own_dsum[i] = t < T ? dsum[t] : 0.0f;
+    }
+    float sum1[M][HS / 8][4] = {}, sum2[M][HS / 8][4] = {};
     for (int walk = first, stage = 0; walk < num_walks; walk++, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
         if (walk + 1 < num_walks) { load(stage ^ 1, walked * (walk + 1)); }
-        floatX *q_tiles = smem.tile1[0], *d_tiles = smem.tile2[0];
-        if (walk < first + WALKS) { // on the diagonal
+        auto steps = [&](auto is_diagonal) {
+            constexpr bool masked = decltype(is_diagonal)::value;
 #pragma unroll 1
             for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t + 8 * N <= kv) { continue; } // none of these queries sees this warp's keys
-                attention_backward_step_kv<true, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                 (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                 smem.dsum[stage] + row, kv, t, scale2);
+                int t = walked * walk + row, column = row + threadIdx.x % 4 * 2;
+                if (masked && keys && t + 8 * N <= owned) { continue; } // none of these queries sees this warp's keys
+                if (masked && !keys && t >= owned + 16 * M) { break; }  // no query of this warp sees these keys
+                attention_backward_step<masked, what, HS, M, N>(
+                    sum1, sum2, operand, own, smem.tile1[stage] + row * PITCH, smem.tile2[stage] + row * PITCH,
+                    keys ? smem.lse[stage] + column : lse2, keys ? smem.dsum[stage] + column : own_dsum, owned, t,
+                    scale2);
             }
-        } else {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_kv<false, what, HS, M, N>(dk, dv, k_operand, v_owned, q_tiles, d_tiles,
-                                                                  (walked * stage + row) * PITCH, smem.lse[stage] + row,
-                                                                  smem.dsum[stage] + row, kv, 0, scale2);
-            }
-        }
+        };
+        bool diagonal = keys ? walk < first + WALKS : walk >= WALKS * tile;
+        diagonal ? steps(std::true_type()) : steps(std::false_type());
     }
 
-    floatX* dk_rows = dqkv + ((size_t)b * T + kv) * stride + h * head_size + C;
-    if constexpr (what & ATTENTION_BACKWARD_DK) {
-        attention_backward_store<HS, M>(dk_rows, stride, T - kv, dk, scale, v_owned, head_size);
+    floatX* rows = dqkv + ((size_t)b * T + owned) * stride + h * head_size + (keys ? C : 0);
+    if (what != ATTENTION_BACKWARD_DV) {
+        attention_forward_store_rows<HS>(rows, stride, T - owned, sum1, scale, own, head_size);
     }
-    if constexpr (what & ATTENTION_BACKWARD_DV) {
-        attention_backward_store<HS, M>(dk_rows + C, stride, T - kv, dv, 1.0f, v_owned, head_size);
+    if (what & ATTENTION_BACKWARD_DV) {
+        attention_forward_store_rows<HS>(rows + C, stride, T - owned, sum2, 1.0f, own, head_size);
     }
-}
-
-// Adds the terms of 8 * N keys to dq. These keys begin at element offset `tile` of k_tiles and v_tiles; lse2 (base 2)
-// and dsum belong to this lane's query rows. q, kv: the warp's first query and the first of these keys, only read if
-// masked.
-template <bool masked, int HS, int M, int N>
-__device__ inline void attention_backward_step_q(float (&dq)[M][HS / 8][4],
-                                                 const AttentionBackwardOperand<HS, M>& q_operand, floatX* d,
-                                                 floatX* k_tiles, floatX* v_tiles, int tile, const float (&lse2)[M][2],
-                                                 const float (&dsum)[M][2], int q, int kv, float scale2) {
-    int lane = threadIdx.x % 32;
-    float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            ds[m][n][0] = ds[m][n][1] = -dsum[m][0], ds[m][n][2] = ds[m][n][3] = -dsum[m][1];
-        }
-    }
-    attention_backward_multiply_rows<HS, M, N>(p, q_operand, k_tiles, tile);
-    attention_backward_multiply_rows<HS, M, N>(ds, d, v_tiles, tile);
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float p_i = exp2_approx(p[m][n][i] * scale2 - lse2[m][i / 2]);
-                int query = q + 16 * m + i / 2 * 8 + lane / 4, key = kv + 8 * n + lane % 4 * 2 + i % 2;
-                if (masked && key > query) { p_i = 0.0f; }
-                ds[m][n][i] *= p_i;
-            }
-        }
-    }
-    attention_backward_multiply_columns<HS, M, N>(dq, ds, k_tiles, tile);
-}
-
-template <int HS, int M, int N, int blocks_per_sm, int walked> __global__ void __launch_bounds__(128, blocks_per_sm)
-    attention_backward_q_kernel7(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                 const floatX* qkv, int T, int C, int NH, int head_size, float scale,
-                                 int heads_at_a_time) {
-    extern __shared__ __align__(128) unsigned char attention_backward_memory[];
-    auto& smem = *reinterpret_cast<AttentionBackwardMmaSMem<HS, M, walked>*>(attention_backward_memory);
-    constexpr int PITCH = ATTENTION_BACKWARD_PITCH<HS>,
-                  WALKS = 64 * M / walked; // tiles of as many keys as the block's queries
-    if (HS == 64) { head_size = HS; }
-    int num_tiles = ceil_div(T, 64 * M);
-    int2 work = attention_backward_work(num_tiles, heads_at_a_time);
-    int tile = num_tiles - 1 - work.y; // the last tile has the longest walk: it sees all keys
-    int h = work.x % NH, b = work.x / NH, warp = threadIdx.x / 32, q = 64 * M * tile + 16 * M * warp;
-    int stride = 3 * C;
-    const floatX* k = qkv + (size_t)b * T * stride + h * head_size + C;
-    float scale2 = scale * LOG2E;
-
-    AttentionBackwardLoader<HS, walked> loader(k, k + C, stride, stride, 0, T);
-    floatX* d_owned = smem.owned + 16 * M * PITCH * warp;
-    attention_backward_load_owned<HS, M>(d_owned, dout + ((size_t)b * T + q) * C + h * head_size, C, T - q, head_size);
-    AttentionBackwardOperand<HS, M> q_operand;
-    constexpr bool IN_REGISTERS = ATTENTION_BACKWARD_IN_REGISTERS<HS>;
-    if constexpr (!IN_REGISTERS) {
-        q_operand = d_owned + 64 * M * PITCH;
-        attention_backward_load_owned<HS, M>(q_operand, k - C + (size_t)q * stride, stride, T - q, head_size);
-    }
-    loader.load(smem.tile1[0], smem.tile2[0], stride, stride, head_size);
-    cp_async_commit();
-    if constexpr (IN_REGISTERS) { attention_backward_load_operand<HS, M>(q_operand, k - C, stride, q, T, head_size); }
-    float lse2[M][2], d_sum[M][2];
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int t = q + 16 * m + 8 * i + threadIdx.x % 32 / 4;
-            lse2[m][i] = t < T ? lse[(size_t)work.x * T + t] * LOG2E : 0.0f;
-            d_sum[m][i] = t < T ? dsum[(size_t)work.x * T + t] : 0.0f;
-        }
-    }
-    float dq[M][HS / 8][4] = {};
-    int num_walks = min(WALKS * (tile + 1), ceil_div(T, walked));
-    for (int walk = 0, stage = 0; walk < num_walks; walk++, stage ^= 1) {
-        cp_async_wait<0>();
-        __syncthreads(); // this tile has landed for all warps, and all warps have read the previous tile
-        if (walk + 1 < num_walks) {
-            loader.load(smem.tile1[stage ^ 1], smem.tile2[stage ^ 1], stride, stride, head_size);
-            cp_async_commit();
-        }
-        floatX *k_tiles = smem.tile1[0], *v_tiles = smem.tile2[0];
-        if (walk < WALKS * tile) {
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                attention_backward_step_q<false, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                           (walked * stage + row) * PITCH, lse2, d_sum, q, 0, scale2);
-            }
-        } else { // on the diagonal
-#pragma unroll 1
-            for (int row = 0; row < walked; row += 8 * N) {
-                int t = walked * walk + row;
-                if (t >= q + 16 * M) { break; } // no query of this warp sees these keys
-                attention_backward_step_q<true, HS, M, N>(dq, q_operand, d_owned, k_tiles, v_tiles,
-                                                          (walked * stage + row) * PITCH, lse2, d_sum, q, t, scale2);
-            }
-        }
-    }
-
-    floatX* dq_rows = dqkv + ((size_t)b * T + q) * stride + h * head_size;
-    attention_backward_store<HS, M>(dq_rows, stride, T - q, dq, scale, d_owned, head_size);
 }
 
 // kv_M, kv_N, kv_blocks: template arguments M, N, blocks_per_sm of the kernel for dk and dv; q_M, q_N, q_blocks: those
-// of the kernel for dq. HS: see ATTENTION_BACKWARD_PITCH.
+// of the kernel for dq. HS: see ATTENTION_FORWARD_PITCH.
 template <int HS, int kv_M, int kv_N, int kv_blocks, int q_M, int q_N, int q_blocks, int walked = 64>
-void attention_backward_mma_sized(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout,
-                                  const floatX* qkv, int B, int T, int C, int NH, float scale, const Execution& exec) {
-    size_t head_bytes = (size_t)4 * T * (C / NH) * sizeof(floatX);    // q, k, v and dout of one head
-    int heads_at_a_time = (int)(((size_t)32 << 20) / head_bytes) + 1; // 32 MB of the 40 to 50 MB of L2
+void attention_backward_mma_sized(const AttentionBackwardArgs& a, const Execution& exec) {
+    size_t head_bytes = (size_t)4 * a.T * (a.C / a.NH) * sizeof(floatX); // q, k, v and dout of one head
+    int group = (int)(((size_t)32 << 20) / head_bytes) + 1;              // 32 MB of the 40 to 50 MB of L2
     auto run = [&](auto kernel, int M, size_t bytes) {
-        launch_kernel(kernel, LaunchShape(ceil_div(T, 64 * M) * B * NH, 128, bytes), exec, dqkv, lse, dsum, dout, qkv,
-                      T, C, NH, C / NH, scale, heads_at_a_time);
+        launch_kernel(kernel, LaunchShape(ceil_div(a.T, 64 * M) * a.B * a.NH, 128, bytes), exec, a.dqkv, a.lse,
+                      a.scratch, a.dout, a.qkv, a.T, a.C, a.NH, a.C / a.NH, a.scale, group);
     };
     constexpr int DK = ATTENTION_BACKWARD_DK, DV = ATTENTION_BACKWARD_DV, FIRST = HS > 128 ? DV : DK | DV;
     size_t kv_bytes = sizeof(AttentionBackwardMmaSMem<HS, kv_M, walked>);
-    run(attention_backward_kv_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+    run(attention_backward_kernel7<FIRST, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
     if constexpr (!(FIRST & DK)) {
-        run(attention_backward_kv_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
+        run(attention_backward_kernel7<DK, HS, kv_M, kv_N, kv_blocks, walked>, kv_M, kv_bytes);
     }
-    run(attention_backward_q_kernel7<HS, q_M, q_N, q_blocks, walked>, q_M,
+    run(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, HS, q_M, q_N, q_blocks, walked>, q_M,
         sizeof(AttentionBackwardMmaSMem<HS, q_M, walked>));
 }
 
-// C / NH is a multiple of 8, at most 256.
-void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, const floatX* dout, const floatX* qkv,
-                            int B, int T, int C, int NH, float scale, const Execution& exec) {
-    int HS = C / NH;
+void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exec) {
+    int HS = a.C / a.NH;
     require(HS % 8 == 0 && HS <= 256);
+    attention_backward_dsum(a, exec);
     auto sized = HS <= 32    ? attention_backward_mma_sized<32, 2, 4, 2, 2, 4, 2>
                  : HS <= 48  ? attention_backward_mma_sized<48, 2, 4, 2, 2, 4, 2>
                  : HS == 64  ? attention_backward_mma_sized<64, 2, 2, 2, 2, 4, 2>
@@ -9320,7 +8661,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
                  : HS <= 96  ? attention_backward_mma_sized<96, 1, 4, 2, 1, 8, 2>
                  : HS <= 128 ? attention_backward_mma_sized<128, 1, 4, 2, 1, 4, 2>
                              : attention_backward_mma_sized<256, 1, 2, 2, 1, 2, 2, 16>;
-    sized(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
+    sized(a, exec);
 }
 
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
@@ -9339,7 +8680,8 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 //     key tile 0         step 0   step 1   step 2   step 3
 //
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
-// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
+// writes dq. The work items of a head start in the order of the rows, from key tile 3 down. In kernel 11, items of several heads
+// alternate, so an item starts some time after the item for which it waits.
 //
 // With HS = 128 the query tiles have 64 queries, so that the accumulators fit in registers: two steps for each step above.
 // A warpgroup then computes 64 of the 128 columns of dq, instead of 64 of the 128 queries.
@@ -9347,10 +8689,7 @@ void attention_backward_mma(floatX* dqkv, const float* lse, const float* dsum, c
 // With tickets (kernel 11) there is no deadlock: an item waits only for items with smaller tickets, which have started; the
 // oldest unfinished item never waits, however few blocks are resident. Source of computing the scores transposed, (keys,
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
-template <int HS> constexpr int ATTENTION_BACKWARD_QUERIES = HS == 64 ? 128 : 64; // per step
-
-struct AttentionBackwardArgs {
-    floatX* dqkv;      // (B,T,3,NH,HS)
+struct AttentionBackwardSm90Args {
     float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
     int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far
     int* ticket;       // the number of the next work item
@@ -9358,35 +8697,28 @@ struct AttentionBackwardArgs {
     float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
+    unsigned group; // heads whose work items alternate
+    float scale;
 };
 
 constexpr int ATTENTION_BACKWARD_TILE_BYTES = 128 * 64 * sizeof(floatX);
-constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of the first kernel
-
-// The size of the part of scratch, at its beginning, for the terms of dbias, in floats.
-size_t attention_backward_sm90_terms(int B, int T, int NH, int HS = 64) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
-}
-
-// The size of scratch, in floats.
-size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS = 64) {
-    size_t tiles = (size_t)B * NH * ceil_div(T, 128);
-    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
-}
-static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* scratch, int B, int T, int NH,
-                                                          bool has_sums, int HS = 64) {
-    AttentionBackwardArgs args = {};
-    args.T = T, args.NH = NH, args.num_heads = B * NH, args.num_tiles = ceil_div(T, 128);
+template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(const AttentionBackwardArgs& a) {
+    require(a.C / a.NH == HS);
+    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
+    AttentionBackwardSm90Args args = {};
+    args.T = a.T, args.NH = a.NH, args.num_heads = a.B * a.NH, args.num_tiles = ceil_div(a.T, 128),
+    args.scale = a.scale;
+    // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
+    size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
+    args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
-    require((size_t)scratch % 16 == 0); // bulk copies need this alignment
-    args.dqkv = dqkv;
-    if (has_sums) {
-        args.dout_terms = scratch;
-        args.dq_terms = scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
+    require((size_t)a.scratch % 16 == 0); // bulk copies need this alignment
+    if (a.dbias) {
+        args.dout_terms = a.scratch;
+        args.dq_terms = a.scratch + tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS;
     }
-    args.dq_sums = reinterpret_cast<float4*>(scratch + attention_backward_sm90_terms(B, T, NH, HS));
+    args.dq_sums = reinterpret_cast<float4*>(a.scratch + attention_backward_sm90_terms(a.B, a.T, a.NH, HS));
     args.stats = args.dq_sums + tiles * (HS / 64) * 2048;
     args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
     args.ticket = args.turns + tiles * (HS / 64) * 2;
@@ -9397,10 +8729,10 @@ static AttentionBackwardArgs attention_backward_sm90_args(floatX* dqkv, float* s
 // their P is 0. A block has num_queries queries and num_heads heads from blockIdx.y * num_heads on, a thread 8 elements of a
 // head, of every num_slots-th query: HS / 8 neighbouring threads have a head. If args.dout_terms is not NULL, it gets the sums of
 // dout over the block's queries.
-template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardArgs args, const floatX* dout,
-                                                                         const floatX* out, const float* lse,
-                                                                         int num_queries, int num_heads,
-                                                                         int num_slots) {
+template <int HS> __global__ void attention_backward_sm90_stats_kernel11(AttentionBackwardSm90Args args,
+                                                                         const floatX* dout, const floatX* out,
+                                                                         const float* lse, int num_queries,
+                                                                         int num_heads, int num_slots) {
     extern __shared__ __align__(128) float attention_backward_terms[];   // (num_slots, num_heads * HS)
     float* dsum = attention_backward_terms + num_slots * num_heads * HS; // (num_heads, num_queries)
     constexpr int LANES = HS / 8;                                        // per head
@@ -9467,9 +8799,8 @@ template <int HS> __global__ void attention_backward_sm90_stats_kernel11(Attenti
 
 // Returns the number of rows of args.dout_terms, one for each block of queries: many queries, so that there are few rows, but
 // not so many that SMs are idle.
-template <int HS = 64> static int attention_backward_sm90_stats(const AttentionBackwardArgs& args, const floatX* dout,
-                                                                const floatX* out, const float* lse,
-                                                                const Execution& exec) {
+template <int HS> static int attention_backward_sm90_stats(const AttentionBackwardSm90Args& args,
+                                                           const AttentionBackwardArgs& a, const Execution& exec) {
     int num_groups = ceil_div(args.NH, 16), num_heads = ceil_div(args.NH, num_groups), num_slots = 32 / num_heads;
     int queries = 64, all = 128 * args.num_tiles * (args.num_heads / args.NH),
         threads = num_slots * num_heads * (HS / 8);
@@ -9478,47 +8809,16 @@ template <int HS = 64> static int attention_backward_sm90_stats(const AttentionB
     }
     size_t shared = (threads * x128::size + num_heads * queries) * sizeof(float);
     launch_early(attention_backward_sm90_stats_kernel11<HS>, dim3(all / queries, num_groups), dim3(threads), shared,
-                 exec, args, dout, out, lse, queries, num_heads, num_slots);
+                 exec, args, a.dout, a.out, a.lse, queries, num_heads, num_slots);
     return all / queries;
 }
 
-// Issues the TMA load of 128 rows of one head, tokens t..t+127. vector: for dout, the head; for qkv, the index into the
-// 3 * NH vectors of a token (q of all heads, then k, then v).
-__device__ inline void attention_backward_tma(floatX* tile, const CUtensorMap& map, int vector, int t, int b,
-                                              uint64_t* full) {
-    tma_load_4d(tile, &map, 0, vector, t, b, full);
-}
-
-// The next three functions are the three shapes of product. Each issues its wgmmas and does not wait.
-// s (64 keys, 128 queries) = keys (64, 64) queries (128, 64)^T
-__device__ inline void attention_backward_sm90_scores(float (&s)[64], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x128x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 4; k++) { wgmma_64x128x16(s, a + 2 * k, b + 2 * k, 1, floatX()); }
-}
-// With HS = 128, s (64 keys, 64 queries) = keys (64, 128) queries (64, 128)^T. The second 64 columns of a tile follow the
-// first 64 columns of all its rows.
-__device__ inline void attention_backward_sm90_scores(float (&s)[32], const floatX* keys, const floatX* queries) {
-    uint64_t a = wgmma_descriptor(keys), b = wgmma_descriptor(queries);
-    wgmma_64x64x16_new(s, a, b, floatX());
-#pragma unroll
-    for (int k = 1; k < 8; k++) {
-        uint64_t a_box = k / 4 * (128 * 64 * sizeof(floatX) / 16), b_box = k / 4 * (64 * 64 * sizeof(floatX) / 16);
-        wgmma_64x64x16(s, a + a_box + k % 4 * 2, b + b_box + k % 4 * 2, 1, floatX());
-    }
-}
-// sum (64 keys, 64) += x (64 keys, 128 queries) queries (128, 64)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[32], const uint32_t (&x)[32], const floatX* queries) {
-    uint64_t b = wgmma_descriptor(queries);
-#pragma unroll
-    for (int k = 0; k < 8; k++) { wgmma_64x64x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
-}
-// With HS = 128, sum (64 keys, 128) += x (64 keys, 64 queries) queries (64, 128)
-__device__ inline void attention_backward_sm90_keys(float (&sum)[64], const uint32_t (&x)[16], const floatX* queries) {
-    uint64_t b = wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX));
-#pragma unroll
-    for (int k = 0; k < 4; k++) { wgmma_64x128x16_transposed(sum, x + 4 * k, b + 128 * k, 1, floatX()); }
+// The next two functions issue the wgmmas of a product and do not wait.
+// sum (64 keys, HS) += x (64 keys, queries) queries (queries, HS)
+template <int HS, int n> __device__ inline void
+attention_backward_sm90_keys(float (&sum)[HS / 2], const uint32_t (&x)[n], const floatX* queries) {
+    attention_forward_sm90_values(
+        sum, x, HS == 64 ? wgmma_descriptor(queries) : wgmma_descriptor_transposed(queries, 64 * 64 * sizeof(floatX)));
 }
 // dq (64 queries, 64) = ds (128 keys, 64 queries)^T keys (128, 64)
 __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const floatX* ds, const floatX* keys) {
@@ -9570,32 +8870,9 @@ template <int n> __device__ inline void attention_backward_sm90_ds(uint32_t (&p)
 // Writes dS to shared memory, as matrices (128 keys, 64 queries), swizzled for wgmma. row: the warp's first key.
 template <int n>
 __device__ inline void attention_backward_sm90_store_ds(floatX* matrices, const uint32_t (&ds)[n], int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(matrices) + row * 128;
 #pragma unroll
     for (int k = 0; k < n / 4; k++) {
-        int chunk = (2 * (k % 4) + lane / 16) ^ (row % 8);
-        stmatrix_x4(address + k / 4 * ATTENTION_BACKWARD_TILE_BYTES + chunk * 16, ds + 4 * k);
-    }
-}
-
-// rows (128, 64) in shared memory, swizzled for TMA: a warp's 16 rows from `row` on become factor * sum, of whose columns it
-// takes 64, from number 64 * box on.
-template <int box, int n>
-__device__ inline void attention_backward_sm90_stage(floatX* rows, const float (&sum)[n], float factor, int row) {
-    int lane = threadIdx.x % 32;
-    row += lane % 16;
-    uint32_t address = shared_address(rows) + row * 128;
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float* pair = sum + 32 * box + 8 * k + 2 * j;
-            x[j] = pack_16x2(factor * pair[0], factor * pair[1], floatX());
-        }
-        stmatrix_x4(address + ((2 * k + lane / 16) ^ (row % 8)) * 16, x);
+        attention_forward_sm90_write(matrices + k / 4 * 128 * 64 + row * 64, k % 4, ds + 4 * k);
     }
 }
 
@@ -9621,9 +8898,11 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
 //                                       dS = P * (dp - dsum)
 //     dv += P dout                      dS to shared memory
-//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
+//                                       barrier of the two warpgroups: dS of all 128 keys is complete
 //     dq = dS^T k                       wait
-//                                       dq to shared memory, for the adder
+//     dk += dS q                        dq to shared memory, for the adder
+//
+// With HS = 128, dk comes before the barrier.
 //
 // dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
 // its own rows there, and waits before it needs them again.
@@ -9631,10 +8910,11 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
-template <int HS = 64> struct AttentionBackwardSMem {
-    static constexpr int QUERIES = ATTENTION_BACKWARD_QUERIES<HS>, BOXES = HS / 64; // boxes of 64 columns
-    static constexpr int STEPS = 128 / QUERIES;                                     // steps per key tile
-    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                               // two stages
+template <int head_size = 64> struct AttentionBackwardSMem {
+    static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // queries per step
+    static constexpr int BOXES = HS / 64;                               // of 64 columns
+    static constexpr int STEPS = 128 / QUERIES;                         // steps per key tile
+    floatX q[2][QUERIES * HS], dout[2][QUERIES * HS];                   // two stages
     floatX k[128 * HS], v[128 * HS];
     // two stages, so one barrier per step is enough; also holds what TMA writes, with HS = 128 in a third matrix, too
     floatX ds[HS == 64 ? 2 : 3][128 * QUERIES];
@@ -9654,7 +8934,7 @@ static_assert(sizeof(AttentionBackwardSMem<64>) <= 227 << 10 && sizeof(Attention
               "the limit of compute capability 9.0");
 
 // Initialises the barriers. Called by the whole block.
-template <int HS> __device__ inline void attention_backward_sm90_init(AttentionBackwardSMem<HS>& smem) {
+template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& smem) {
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
@@ -9678,23 +8958,21 @@ template <int HS> __device__ inline void attention_backward_sm90_init(AttentionB
 // Issues the TMA loads of rows (num_rows, HS) of one head, tokens t..t + num_rows - 1, to a tile (HS / 64, num_rows, 64).
 template <int HS, int num_rows> __device__ inline void
 attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, int t, int b, uint64_t* full) {
-    constexpr int BOXES = HS / 64, BOX_ROWS = ATTENTION_BACKWARD_QUERIES<HS>;
+    constexpr int BOXES = HS / 64, BOX_ROWS = AttentionBackwardSMem<HS>::QUERIES;
 #pragma unroll
     for (int j = 0; j < BOXES * num_rows / BOX_ROWS; j++) {
         int row = j * BOX_ROWS % num_rows, box = j * BOX_ROWS / num_rows;
-        attention_backward_tma(tile + (box * num_rows + row) * 64, map, vector * BOXES + box, t + row, b, full);
+        tma_load_4d(tile + (box * num_rows + row) * 64, &map, 0, vector * BOXES + box, t + row, b, full);
     }
 }
 
 // The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
 // before; i: counts steps over all items of the block.
-template <int HS> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardArgs& args,
-                                                                           AttentionBackwardSMem<HS>& smem,
-                                                                           const CUtensorMap& qkv_map,
-                                                                           const CUtensorMap& dout_map, int work,
-                                                                           unsigned n, unsigned& i) {
-    typedef AttentionBackwardSMem<HS> SMem;
-    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
+template <class SMem> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardSm90Args& args,
+                                                                               SMem& smem, const CUtensorMap& qkv_map,
+                                                                               const CUtensorMap& dout_map, int work,
+                                                                               unsigned n, unsigned& i) {
+    constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
     constexpr int STATS_BYTES = sizeof(smem.stats[0]), KEY_BYTES = sizeof(smem.k);
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
     int h = head % args.NH, b = head / args.NH, tile = STEPS * j;
@@ -9723,14 +9001,12 @@ template <int HS> __device__ inline void attention_backward_sm90_load_item(const
 
 // An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
 // items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
-template <int HS> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardArgs& args,
-                                                                          AttentionBackwardSMem<HS>& smem,
-                                                                          int warpgroup, int work, int& i,
-                                                                          bool& announced) {
-    constexpr int BYTES = sizeof(smem.dq[0]);
+template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
+                                                                              SMem& smem, int warpgroup, int work,
+                                                                              int& i, bool& announced) {
+    constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
     float4* dq = smem.dq[warpgroup];
     uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    constexpr int STEPS = AttentionBackwardSMem<HS>::STEPS;
     int num_steps = STEPS * (work % args.num_tiles + 1), j = args.num_tiles - num_steps / STEPS;
     int half_tile = (work / args.num_tiles * args.num_tiles + j) * STEPS * 2 + warpgroup;
 #pragma unroll 1
@@ -9770,27 +9046,31 @@ template <int HS> __device__ inline void attention_backward_sm90_add_item(const 
 // key in the key tile and a query in the query tiles.
 //
 // If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
-template <int HS> __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardArgs& args,
-                                                                              AttentionBackwardSMem<HS>& smem,
-                                                                              int warpgroup, int row, int lane,
-                                                                              int work, int n, int& i, float scale,
-                                                                              const CUtensorMap& dqkv_map) {
-    typedef AttentionBackwardSMem<HS> SMem;
-    constexpr int QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
-    const floatX *k = smem.k + warpgroup * 64 * 64, *v = smem.v + warpgroup * 64 * 64;
+template <class SMem>
+__device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
+                                                            const CUtensorMap& dqkv_map, int warpgroup, int row,
+                                                            int work, int n, int& i) {
+    constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+    // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
+    constexpr bool DQ_FIRST = HS == 64;
+    int lane = threadIdx.x % 32;
+    float scale = args.scale;
+    uint64_t k = wgmma_descriptor(smem.k + warpgroup * 64 * 64), v = wgmma_descriptor(smem.v + warpgroup * 64 * 64);
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
     int num_steps = STEPS * (args.num_tiles - j);
+    int box = BOXES == 1 ? 0 : warpgroup; // of dq: with HS = 128 a warpgroup computes 64 columns, instead of 64 queries
     float dk[HS / 2] = {}, dv[HS / 2] = {};
     // The two matrices from which a warp's rows may be written after a step: of dS of the step before, which nobody reads
     // any more, and with HS = 128 the third matrix.
     auto staging = [&](int matrix, int step) {
         return BOXES == 2 && matrix == 1 ? smem.ds[2] : smem.ds[(step + 1) % 2] + matrix * 128 * 64;
     };
-    // Starts to write a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0), dk (1) or
-    // dv (2), from the warp's rows of the matrix `rows`.
-    auto store = [&](int which, int box, floatX* rows, int t) {
+    // Starts to write factor * sum to a warp's 16 tokens, t + row to t + row + 15, of 64 columns, number `box` of dq (which = 0),
+    // dk (1) or dv (2), through the warp's rows of the matrix `rows`.
+    auto store = [&](int which, int box, floatX* rows, int t, const float(&sum)[32], float factor) {
+        attention_forward_sm90_to_shared(rows + row * 64, sum, {factor, factor});
         tma_store_fence();
         __syncwarp();
         if (lane == 0) {
@@ -9812,11 +9092,11 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         uint32_t p[QUERIES / 4], ds[QUERIES / 4];
         mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores(s, k, smem.q[i % 2]);
+        attention_forward_sm90_scores<HS, 128>(s, k, wgmma_descriptor(smem.q[i % 2]));
         wgmma_commit();
         mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_backward_sm90_scores(dp, v, smem.dout[i % 2]);
+        attention_forward_sm90_scores<HS, 128>(dp, v, wgmma_descriptor(smem.dout[i % 2]));
         wgmma_commit();
 
         wgmma_wait<1>();
@@ -9830,32 +9110,34 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
         mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
 
         wgmma_fence();
-        attention_backward_sm90_keys(dv, p, smem.dout[i % 2]);
+        attention_backward_sm90_keys<HS>(dv, p, smem.dout[i % 2]);
         wgmma_commit();
         if (step == 0 || j == 0) { wait_for_stores(); }
         attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
-        attention_backward_sm90_keys(dk, ds, smem.q[i % 2]);
-        wgmma_commit();
+        if (!DQ_FIRST) {
+            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+        }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
-        if (BOXES == 1) {
-            attention_backward_sm90_queries(dq, smem.ds[i % 2] + warpgroup * 128 * 64, smem.k);
-        } else {
-            attention_backward_sm90_queries(dq, smem.ds[i % 2], smem.k + warpgroup * 128 * 64);
-        }
+        attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
+        if (DQ_FIRST) {
+            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+        }
         wgmma_wait<1>();
         wgmma_hold(dv);
-        wgmma_hold(dk);
-        if (lane == 0) {
-            mbarrier_arrive(&smem.dout_empty[i % 2]);
-            mbarrier_arrive(&smem.q_empty[i % 2]);
+        if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }
+        if (!DQ_FIRST) {
+            wgmma_hold(dk);
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
+            wgmma_wait<0>();
         }
-        wgmma_wait<0>();
-        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
         wgmma_hold(dq);
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
 
         mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
         if (j > 0) {
@@ -9870,30 +9152,22 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
                     dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                 }
             }
-            floatX* rows = staging(0, i);
-            attention_backward_sm90_stage<0>(rows, dq, scale, row);
-            store(0, BOXES == 1 ? 0 : warpgroup, rows, QUERIES * step - (BOXES == 1 ? 0 : 64 * warpgroup));
+            store(0, box, staging(0, i), QUERIES * step - 64 * box, dq, scale);
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
+        if (DQ_FIRST) {
+            wgmma_wait<0>();
+            wgmma_hold(dk);
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
+        }
     }
     if (j == 0) { wait_for_stores(); }
-    floatX *first = staging(0, i - 1), *second = staging(1, i - 1);
-    if constexpr (BOXES == 1) {
-        attention_backward_sm90_stage<0>(first, dk, scale, row);
-        store(1, 0, first, 128 * j);
-        attention_backward_sm90_stage<0>(second, dv, 1.0f, row);
-        store(2, 0, second, 128 * j);
-    } else {
-        attention_backward_sm90_stage<0>(first, dk, scale, row);
-        store(1, 0, first, 128 * j);
-        attention_backward_sm90_stage<1>(second, dk, scale, row);
-        store(1, 1, second, 128 * j);
-        wait_for_stores();
-        attention_backward_sm90_stage<0>(first, dv, 1.0f, row);
-        store(2, 0, first, 128 * j);
-        attention_backward_sm90_stage<1>(second, dv, 1.0f, row);
-        store(2, 1, second, 128 * j);
+#pragma unroll
+    for (int m = 0; m < 2 * BOXES; m++) { // dk, then dv, 64 columns at a time
+        const auto& sum = reinterpret_cast<const float(&)[32]>((m < BOXES ? dk : dv)[32 * (m % BOXES)]);
+        if (m == 2) { wait_for_stores(); }
+        store(1 + m / BOXES, m % BOXES, staging(m % 2, i - 1), 128 * j, sum, m < BOXES ? scale : 1.0f);
     }
     if (args.dq_terms && j == 0) {
         float terms[16];
@@ -9904,8 +9178,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
             terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
         }
         // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
-        size_t term = (size_t)head / args.NH * (8 / BOXES) + (BOXES == 1 ? row : row % QUERIES) / 16;
-        int box = BOXES == 1 ? 0 : warpgroup;
+        size_t term = (size_t)head / args.NH * (8 / BOXES) + row % QUERIES / 16;
         float2* to = reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * BOXES + box) * 64);
         to[lane] = fragment_column_sums(terms);
     }
@@ -9915,8 +9188,7 @@ template <int HS> __device__ inline void attention_backward_sm90_compute_item(co
 
 // Calls f(work, n) for the block's work items, n = 0, 1, ... All roles use it except the producer, which announces the
 // items in smem.work.
-template <int HS, class F>
-__device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& smem, int num_work, F f) {
+template <class SMem, class F> __device__ inline void attention_backward_sm90_each(SMem& smem, int num_work, F f) {
 #pragma unroll 1
     for (int n = 0;; n++) {
         mbarrier_wait(&smem.work_full[n % 2], n / 2 % 2);
@@ -9927,28 +9199,37 @@ __device__ inline void attention_backward_sm90_each(AttentionBackwardSMem<HS>& s
     }
 }
 
+// Returns the work item of a ticket. Tickets count through the key tiles, from the last down, and for each key tile through the
+// heads of a group.
+__device__ inline int attention_backward_sm90_item(const AttentionBackwardSm90Args& args, unsigned ticket) {
+    unsigned first = ticket / (args.group * args.num_tiles) * args.group;
+    unsigned num_heads = min(args.group, args.num_heads - first);
+    ticket -= first * args.num_tiles;
+    return (first + ticket % num_heads) * args.num_tiles + ticket / num_heads;
+}
+
 // The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
 // earlier would idle here while later items, which depend on it, start on other SMs.
-template <int HS> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardArgs& args,
-                                                                          AttentionBackwardSMem<HS>& smem,
-                                                                          const CUtensorMap& qkv_map,
-                                                                          const CUtensorMap& dout_map) {
+template <class SMem> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardSm90Args& args,
+                                                                              SMem& smem, const CUtensorMap& qkv_map,
+                                                                              const CUtensorMap& dout_map) {
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
-        int work = atomicAdd(args.ticket, 1);
+        int ticket = atomicAdd(args.ticket, 1), num_work = args.num_heads * args.num_tiles;
+        int work = ticket < num_work ? attention_backward_sm90_item(args, ticket) : num_work;
         mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
         smem.work[n % 2] = work;
         mbarrier_arrive(&smem.work_full[n % 2]);
-        if (work >= args.num_heads * args.num_tiles) { return; }
+        if (work >= num_work) { return; }
         attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
     }
 }
 
 template <int HS> __global__ void __launch_bounds__(384, 1)
-    attention_backward_sm90_kernel11(AttentionBackwardArgs args, const __grid_constant__ CUtensorMap qkv_map,
+    attention_backward_sm90_kernel11(AttentionBackwardSm90Args args, const __grid_constant__ CUtensorMap qkv_map,
                                      const __grid_constant__ CUtensorMap dout_map,
-                                     const __grid_constant__ CUtensorMap dqkv_map, float scale) {
+                                     const __grid_constant__ CUtensorMap dqkv_map) {
     extern __shared__ __align__(1024) unsigned char attention_backward_sm90_memory[]; // aligned for TMA's swizzle
     auto& smem = *reinterpret_cast<AttentionBackwardSMem<HS>*>(attention_backward_sm90_memory);
     if (shared_address(&smem) % 1024 != 0) { __trap(); }
@@ -9958,7 +9239,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
     grid_launch_dependents();
     grid_wait_dependency();
     if (warp < 4) {
-        warpgroup_fewer_registers<HS == 64 ? 24 : 40>(); // the producer of two boxes per tile needs more than 24
+        warpgroup_fewer_registers<40>();
         if (lane != 0) { return; }
         if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
         if (warp == 1 || warp == 2) {
@@ -9970,99 +9251,43 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
         }
         return;
     }
-    warpgroup_more_registers<HS == 64 ? 240 : 232>();
+    warpgroup_more_registers<232>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
-        attention_backward_sm90_compute_item(args, smem, warpgroup, row, lane, work, n, i, scale, dqkv_map);
+        attention_backward_sm90_compute_item(args, smem, dqkv_map, warpgroup, row, work, n, i);
     });
     if (lane == 0) { tma_store_wait<0>(); }
 }
 
-// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. See attention_backward. Requires sm_90a. HS is 64
-// or 128. scratch: attention_backward_sm90_scratch() floats, aligned to 16 bytes.
+// Kernel 11; if dbias is not NULL, it also sums the columns of dq and of dout. Requires sm_90a. HS is 64 or 128.
 //
 // Of dbias only the queries' third needs dqkv. dv of a key is the sum of P * dout over the queries, and P of a query adds up to
 // 1 over the keys, so dv summed over all keys is dout summed over all queries. dk of a key is the sum of dS * q over the
 // queries, and dS of a query adds up to 0 over the keys, because a number that is added to all of its scores does not change
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
-template <int HS = 64> void attention_backward_sm90(floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                                    const floatX* qkv, const floatX* out, const float* lse, int B,
-                                                    int T, int C, int NH, float scale, const Execution& exec) {
-    require(C / NH == HS);
-    require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    AttentionBackwardArgs args = attention_backward_sm90_args(dqkv, scratch, B, T, NH, dbias != NULL, HS);
-    int vectors = HS / 64 * NH, box_tokens = ATTENTION_BACKWARD_QUERIES<HS>;
-    CUtensorMap qkv_map = tensor_map_heads(qkv, B, T, 3 * vectors, box_tokens);
-    CUtensorMap dout_map = tensor_map_heads(dout, B, T, vectors, box_tokens);
-    CUtensorMap dqkv_map = tensor_map_heads(dqkv, B, T, 3 * vectors, 16);
-    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, dout, out, lse, exec);
-    auto kernel = attention_backward_sm90_kernel11<HS>;
-    constexpr int SHARED_BYTES = sizeof(AttentionBackwardSMem<HS>);
+template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
+    AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
+    int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
+    CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);
+    CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, vectors, box_tokens);
+    CUtensorMap dqkv_map = tensor_map_heads(a.dqkv, a.B, a.T, 3 * vectors, 16);
+    int num_blocks_of_queries = attention_backward_sm90_stats<HS>(args, a, exec);
     int num_blocks = min(args.num_heads * args.num_tiles, exec.free_sms());
-    launch_early(kernel, dim3(num_blocks), dim3(384), SHARED_BYTES, exec, args, qkv_map, dout_map, dqkv_map, scale);
-    if (!dbias) { return; }
-    column_sums<16>(dbias, NULL, NULL, args.dq_terms, 512 / HS * B, C, exec);
-    column_sums<16>(dbias + 2 * C, NULL, NULL, args.dout_terms, num_blocks_of_queries, C, exec);
+    launch_early(attention_backward_sm90_kernel11<HS>, dim3(num_blocks), dim3(384), sizeof(AttentionBackwardSMem<HS>),
+                 exec, args, qkv_map, dout_map, dqkv_map);
+    if (!a.dbias) { return; }
+    column_sums<16>(a.dbias, NULL, NULL, args.dq_terms, 512 / HS * a.B, a.C, exec);
+    column_sums<16>(a.dbias + 2 * a.C, NULL, NULL, args.dout_terms, num_blocks_of_queries, a.C, exec);
 }
 #endif
-
-inline bool attention_backward_accepts_sm90(int HS) { return HS == 64 || HS == 128; }
-
-// The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
-// wait for that. A multiple of 4.
-size_t attention_backward_bias_terms(int B, int T, int C, int NH) {
-    size_t floats = matmul_backward_bias_scratch(B * T, 3 * C);
-    (void)NH;
-#if !defined(ENABLE_FP32)
-    int HS = C / NH;
-    if (attention_backward_accepts_sm90(HS)) { floats = std::max(floats, attention_backward_sm90_terms(B, T, NH, HS)); }
-#endif
-    return ceil_div(floats, (size_t)4) * 4;
-}
-
-// The size of scratch in floats, which is the same on all devices. If kernel 11 accepts HS, it is the size that kernel 11 needs;
-// otherwise scratch holds dsum (B,NH,T) and, when that is no longer needed, the scratch of matmul_backward_bias().
-size_t attention_backward_scratch(int B, int T, int C, int NH) {
-    size_t floats = std::max((size_t)B * NH * T, matmul_backward_bias_scratch(B * T, 3 * C));
-#if !defined(ENABLE_FP32)
-    int HS = C / NH;
-    if (attention_backward_accepts_sm90(HS)) {
-        floats = std::max(floats, attention_backward_sm90_scratch(B, T, NH, HS));
-    }
-#endif
-    return floats;
-}
 
 // The number of the kernel that attention_backward() runs; see the table below.
 inline int attention_backward_choice(int HS) {
-#if !defined(ENABLE_FP32)
     if (attention_backward_accepts_sm90(HS) && has_sm90a()) { return 11; }
-    if (compiled_arch(attention_backward_q_kernel7<64, 2, 4, 2, 64>) >= 80) { return 7; }
+#if !defined(ENABLE_FP32)
+    if (compiled_arch(attention_backward_kernel7<ATTENTION_BACKWARD_DQ, 64, 2, 4, 2, 64>) >= 80) { return 7; }
 #endif
-    (void)HS;
     return 3;
-}
-
-// Runs kernel 3, 7 or 11; the other arguments are those of attention_backward. Only 11 computes dbias.
-static void attention_backward_run(int kernel, floatX* dqkv, float* dbias, float* scratch, const floatX* dout,
-                                   const floatX* qkv, const floatX* out, const float* lse, int B, int T, int C, int NH,
-                                   float scale, const Execution& exec) {
-    double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
-    Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
-    (void)dbias;
-#if !defined(ENABLE_FP32)
-    if (kernel == 11) {
-        auto launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>;
-        return launch(dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
-    }
-#endif
-    float* dsum = scratch;
-    attention_backward_dsum(dsum, dout, out, B, T, C, NH, exec);
-#if !defined(ENABLE_FP32)
-    if (kernel == 7) { return attention_backward_mma(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec); }
-#endif
-    require(kernel == 3);
-    attention_backward_plain(dqkv, lse, dsum, dout, qkv, B, T, C, NH, scale, exec);
 }
 
 // dqkv (B,T,3,NH,HS) | dbias (3,NH,HS) += dqkv summed over all tokens, the gradient of the bias that qkv contains; may be
@@ -10081,7 +9306,16 @@ void attention_backward(floatX* dqkv, float* dbias, float* scratch, const floatX
                         const Execution& exec) {
     require(C % NH == 0 && C / NH % 8 == 0 && C / NH <= 256);
     int kernel = attention_backward_choice(C / NH);
-    attention_backward_run(kernel, dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale, exec);
+    auto launch = attention_backward_plain; // kernel 3
+#if !defined(ENABLE_FP32)
+    if (kernel == 7) { launch = attention_backward_mma; }
+    if (kernel == 11) { launch = C / NH == 64 ? attention_backward_sm90<64> : attention_backward_sm90<128>; }
+#endif
+    {
+        double bytes = (8.0 * C * sizeof(floatX) + NH * sizeof(float)) * B * T;
+        Op op(exec, bytes, 5.0 * B * T * T * C, "attention_backward");
+        launch({dqkv, dbias, scratch, dout, qkv, out, lse, B, T, C, NH, scale}, exec);
+    }
     if (dbias && kernel != 11) { matmul_backward_bias(dbias, scratch, dqkv, B * T, 3 * C, exec); }
 }
 // ==== end promoted: attention_backward ====
@@ -10176,13 +9410,12 @@ __host__ __device__ constexpr int decode_matvec_blocks_per_sm(int batch) { retur
 
 // Writes the normalised x (batch,K) to shared memory; rows past B repeat the last row. g and s are this thread's first
 // vectors of norm_weight and norm_bias, which the caller loads before grid_wait_dependency().
-template <int batch> __device__ void decode_matvec_norm(x128* shared, const floatX* x, const floatX* norm_weight,
-                                                        const floatX* norm_bias, int4 g, int4 s, int first_b, int B,
-                                                        int K, float epsilon) {
+template <int batch>
+__device__ void decode_matvec_norm(x128* shared, const DecodeProduct& p, int4 g, int4 s, int first_b) {
     __shared__ float mean[batch], rstd[batch];
-    int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = K / x128::size;
+    int lane = threadIdx.x % 32, num_warps = blockDim.x / 32, num_vec = p.K / x128::size;
     for (int b = threadIdx.x / 32; b < batch; b += num_warps) {
-        const floatX* from = x + (size_t)min(first_b + b, B - 1) * K;
+        const floatX* from = p.x + (size_t)min(first_b + b, p.B - 1) * p.K;
         float sum = 0.0f, squares = 0.0f;
         for (int first = lane; first < num_vec; first += 32 * DECODE_MATVEC_AHEAD) {
             int4 value[DECODE_MATVEC_AHEAD]; // all loads in flight at once
@@ -10198,27 +9431,24 @@ template <int batch> __device__ void decode_matvec_norm(x128* shared, const floa
                 shared[b * num_vec + first + 32 * i] = elements;
             }
         }
-        float center = warp_sum(sum) / K;
+        float center = warp_sum(sum) / p.K;
         for (int v = lane; v < num_vec; v += 32) { // a lane reads only what it wrote: no barrier
             x128 value = shared[b * num_vec + v];
             for (int e = 0; e < x128::size; e++) { squares += ((float)value[e] - center) * ((float)value[e] - center); }
         }
         squares = warp_sum(squares);
-        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / K + epsilon); }
+        if (lane == 0) { mean[b] = center, rstd[b] = rsqrtf(squares / p.K + p.epsilon); }
     }
     __syncthreads();
     for (int v = threadIdx.x; v < num_vec; v += blockDim.x) {
         if (v != (int)threadIdx.x) {
-            g = reinterpret_cast<const int4*>(norm_weight)[v];
-            s = reinterpret_cast<const int4*>(norm_bias)[v];
+            g = reinterpret_cast<const int4*>(p.norm_weight)[v];
+            s = reinterpret_cast<const int4*>(p.norm_bias)[v];
         }
         x128 scale = vec128_from_bits<floatX>(g), shift = vec128_from_bits<floatX>(s);
+#pragma unroll 2
         for (int b = 0; b < batch; b++) {
-            x128 value = shared[b * num_vec + v];
-            for (int e = 0; e < x128::size; e++) {
-                value[e] = (floatX)(((float)value[e] - mean[b]) * rstd[b] * (float)scale[e] + (float)shift[e]);
-            }
-            shared[b * num_vec + v] = value;
+            shared[b * num_vec + v] = layernorm_vector(shared[b * num_vec + v], scale, shift, mean[b], rstd[b]);
         }
     }
     __syncthreads();
@@ -10250,17 +9480,18 @@ template <int rows, class W> __device__ inline void decode_matvec_fetch(WeightBi
 //     group 1             warp 2    warp 3     warp 2     warp 3     ...     (the next `rows` rows)
 template <class Out, class W, int batch, int rows, bool norm>
 __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
-    decode_matvec_kernel6(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                          const W* weight, const float* scales, const floatX* bias, const floatX* residual,
-                          bool has_gelu, int B, int K, int OC, float epsilon, int split) {
+    decode_matvec_kernel6(Out* out, const __grid_constant__ DecodeProduct p, int split) {
     constexpr int num_sums = rows * batch, lanes_per_sum = 32 / num_sums;
     constexpr bool scaled = sizeof(W) < sizeof(floatX);
     extern __shared__ __align__(128) int4 decode_matvec_shared[]; // (batch,K) floatX, if norm
     __shared__ float partial[8][num_sums];                        // sums of each warp over its share of the columns
     x128* normalised = reinterpret_cast<x128*>(decode_matvec_shared);
-    const floatX* own_x = x + (size_t)blockIdx.x * batch * K;
+    const W* weight = reinterpret_cast<const W*>(p.weight.values);
+    const float* scales = p.weight.scales;
+    const floatX *own_x = p.x + (size_t)blockIdx.x * batch * p.K, *bias = p.bias;
+    const int B = p.B, OC = p.OC;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, segment = warp % split;
-    int num_vec = K / x128::size, first = segment * 32 + lane, step = split * 32;
+    int num_vec = p.K / x128::size, first = segment * 32 + lane, step = split * 32;
     int rows_per_block = (int)blockDim.x / 32 / split * rows, first_b = blockIdx.x * batch;
     int row = blockIdx.y * rows_per_block + warp / split * rows; // the group's first row
     // the row (within the group) and the sequence of the output that this lane writes, if `writes`
@@ -10269,23 +9500,27 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
 
     WeightBits<W> w[rows][DECODE_MATVEC_AHEAD]; // raw bits: unpacked they would take twice the registers, or more
     int4 g = {}, s = {};
-    decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
-    float next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
-    float next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
+    float next_bias, next_scale;
+    auto fetch_rows = [&] { // the first vectors of the group's rows, and what belongs to this lane's output
+        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
+        next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
+        next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
+    };
+    fetch_rows();
     if (norm && (int)threadIdx.x < num_vec) {
-        g = reinterpret_cast<const int4*>(norm_weight)[threadIdx.x];
-        s = reinterpret_cast<const int4*>(norm_bias)[threadIdx.x];
+        g = reinterpret_cast<const int4*>(p.norm_weight)[threadIdx.x];
+        s = reinterpret_cast<const int4*>(p.norm_bias)[threadIdx.x];
     }
     grid_launch_dependents(); // the next kernel may start; it waits for this one in its own grid_wait_dependency()
     grid_wait_dependency();   // what was read before this line is not written by earlier kernels of the step
-    if (norm) { decode_matvec_norm<batch>(normalised, x, norm_weight, norm_bias, g, s, first_b, B, K, epsilon); }
+    if (norm) { decode_matvec_norm<batch>(normalised, p, g, s, first_b); }
 
     // all groups of a block take the same number of iterations, because the loop has barriers
     for (int begin = blockIdx.y * rows_per_block; begin < OC; begin += gridDim.y * rows_per_block) {
         bool writes_now = writes && row + own_row < OC;
         size_t at = (size_t)own_b * OC + row + own_row;
         float bias_now = next_bias, scale_now = next_scale;
-        float residual_now = writes_now && residual ? (float)residual[at] : 0.0f;
+        float residual_now = writes_now && p.residual ? (float)p.residual[at] : 0.0f;
         float sums[num_sums] = {};
         for (int chunk = first; chunk < num_vec; chunk += DECODE_MATVEC_AHEAD * step) {
             if (chunk != first) { decode_matvec_fetch<rows>(w, weight, row, chunk, step, num_vec, OC); }
@@ -10313,9 +9548,7 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
         }
         row += gridDim.y * rows_per_block;
         // the loads of the next rows are in flight during the warp sums
-        decode_matvec_fetch<rows>(w, weight, row, first, step, num_vec, OC);
-        next_bias = writes && bias && row + own_row < OC ? (float)bias[row + own_row] : 0.0f;
-        next_scale = scaled && writes && row + own_row < OC ? scales[row + own_row] : 0.0f;
+        fetch_rows();
 
         float sum = warp_sums<num_sums>(sums);
         if (split > 1) {
@@ -10327,19 +9560,10 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
             __syncthreads(); // now `partial` may be overwritten
         }
         sum = scaled ? sum * scale_now + bias_now : sum + bias_now;
-        if (has_gelu) { sum = gelu(sum); }
+        if (p.gelu) { sum = gelu(sum); }
         if (writes_now) { out[at] = (Out)(sum + residual_now); }
     }
 }
-
-// The launch configuration of kernel 6; `split` is the kernel's last argument.
-template <class Out, class W> struct DecodeMatvecLaunch {
-    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
-                   const floatX*, bool, int, int, int, float, int);
-    dim3 grid;
-    size_t shared_bytes;
-    int split;
-};
 
 // Warps that share a row. Rows are split over more of them while a lane cannot have its whole share in flight, or while
 // there are fewer than two blocks per SM and a lane has more than one vector.
@@ -10353,77 +9577,62 @@ inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
 }
 
 template <class Out, class W, int batch, int rows>
-DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, int block_size) {
+void decode_matvec_batch(Out* out, const DecodeProduct& p, bool early, int block_size, const Execution& exec) {
     constexpr bool head = sizeof(Out) != sizeof(floatX); // always has a layernorm
-    int num_warps = block_size / 32, split = decode_matvec_split(rows, K, OC, num_warps);
+    bool norm = p.norm_weight != NULL;
+    int num_warps = block_size / 32, split = decode_matvec_split(rows, p.K, p.OC, num_warps);
     int most = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 256 / block_size;
-    int blocks = min(ceil_div(OC, num_warps / split * rows), most);
-    size_t shared_bytes = norm ? (size_t)batch * K * sizeof(floatX) : 0;
+    dim3 grid(ceil_div(p.B, batch), min(ceil_div(p.OC, num_warps / split * rows), most));
     auto kernel = decode_matvec_kernel6<Out, W, batch, rows, true>;
     if constexpr (!head) { kernel = norm ? kernel : decode_matvec_kernel6<Out, W, batch, rows, false>; }
     require(norm || !head);
-    return {kernel, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
+    size_t shared_bytes = norm ? (size_t)batch * p.K * sizeof(floatX) : 0;
+    launch_kernel(kernel, LaunchShape(grid, block_size, shared_bytes, 0, early), exec, out, p, split);
 }
 
-template <class Out, class W>
-DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
+// Launches kernel 6; early: by programmatic dependent launch.
+template <class Out> void decode_matvec_launch(Out* out, const DecodeProduct& p, bool early, const Execution& exec) {
     const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
-    require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
-    require(!norm || K * sizeof(floatX) <= shared_limit);
+    bool norm = p.norm_weight != NULL;
+    int block_size = exec.block_size ? exec.block_size : 256;
+    require(p.B > 0 && p.K > 0 && p.K % x128::size == 0 && p.OC > 0 && norm == (p.norm_bias != NULL));
+    require(!norm || p.K * sizeof(floatX) <= shared_limit);
     // at most 256 threads, because `partial` has 8 rows, one per warp
     require(block_size >= 32 && block_size <= 256 && (block_size & (block_size - 1)) == 0);
 
     int batch = 1; // sequences per block
-    while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
-    // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
-    // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
-    auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
-                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
-                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
-                               : decode_matvec_batch<Out, W, 1, 1>;
-    if constexpr (sizeof(W) < sizeof(floatX)) {
-        int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
-                     decode_matvec_split(1, K, OC, block_size / 32);
-        if (batch <= 2 && OC > groups) {
-            launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
-        }
-    }
-    return launch(norm, B, K, OC, block_size);
-}
-
-template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
-                                            const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
-                                            const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec) {
-    int block_size = exec.block_size ? exec.block_size : 256;
-    require((norm_weight != NULL) == (norm_bias != NULL));
-    weight_dispatch(weight, [&](auto type) {
+    while (batch < min(p.B, 8) && (!norm || 2 * batch * p.K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
+    weight_dispatch(p.weight, [&](auto type) {
         typedef decltype(type) W;
-        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
-                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
+        // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
+        // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
+        auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
+                      : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
+                      : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
+                                   : decode_matvec_batch<Out, W, 1, 1>;
+        if constexpr (sizeof(W) < sizeof(floatX)) {
+            int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
+                         decode_matvec_split(1, p.K, p.OC, block_size / 32);
+            if (batch <= 2 && p.OC > groups) {
+                launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
+            }
+        }
+        launch(out, p, early, block_size, exec);
     });
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself
-// Weights, their scales and biases are read while the previous kernel in the stream may still run, so no kernel of the
-// step may write them.
-void decode_matvec(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, float epsilon, const Execution& exec) {
-    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matvec %d -> %d", K, OC);
-    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon, exec);
+// Computes p for few texts. Weights, their scales and biases are read while the previous kernel in the stream may still run, so no
+// kernel of the step may write them.
+void decode_matvec(floatX* out, const DecodeProduct& p, const Execution& exec) {
+    Op op(exec, p.bytes(sizeof(*out)), p.flops(), "decode_matvec %d -> %d", p.K, p.OC);
+    decode_matvec_launch(out, p, true, exec);
 }
 
-// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C)
-void decode_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                 const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matvec %d -> %d, head", C, Vp);
-    require(norm_weight != NULL);
-    decode_matvec_run<float>(logits, x, norm_weight, norm_bias, wte, NULL, NULL, false, B, C, Vp, epsilon, exec);
+// logits (B,Vp) float: p with a layernorm alone
+void decode_head(float* logits, const DecodeProduct& p, const Execution& exec) {
+    Op op(exec, p.bytes(sizeof(*logits)), p.flops(), "decode_matvec %d -> %d, head", p.K, p.OC);
+    require(p.norm_weight && !p.bias && !p.residual && !p.gelu);
+    decode_matvec_launch(logits, p, true, exec);
 }
 // ==== end promoted: decode_matvec ====
 
@@ -10813,6 +10022,7 @@ constexpr int DECODE_LAYER_MLP = 4;
 #if !defined(ENABLE_FP32) // 8 lanes share a head's 64 numbers, 16 bytes each
 
 constexpr int DECODE_LAYER_HS = 64, DECODE_LAYER_THREADS = 256, DECODE_LAYER_WARPS = 8;
+constexpr int DECODE_LAYER_GROUPS = 32; // of 8 lanes, each of which attends to a token
 
 // The sum of the products of x128::size elements.
 __device__ inline float decode_layer_dot(const x128& a, const float (&b)[x128::size]) {
@@ -10831,26 +10041,10 @@ __host__ __device__ inline DecodeLayerShare decode_layer_share(int n, int rank, 
     return {first, n - first < most ? n - first : most};
 }
 
-// What a block knows of the attention of its share of the tokens: the weighted sum of values, the largest score and the sum of
+// What a block, or a warp, knows of the attention of its tokens: the weighted sum of values, the largest score and the sum of
 // the weights, 2^(score - largest).
 constexpr int DECODE_LAYER_PART = DECODE_LAYER_HS + 2;
 
-// Writes a warp's part. Each group of 8 lanes has had other tokens and has its own `sum` and `total`, relative to `largest`.
-__device__ inline void decode_layer_store_part(float (&part)[DECODE_LAYER_PART], float (&sum)[x128::size], float total,
-                                               float largest) {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int offset = 16; offset >= 8; offset /= 2) {
-        total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
-#pragma unroll
-        for (int e = 0; e < x128::size; e++) { sum[e] += __shfl_xor_sync(0xFFFFFFFFu, sum[e], offset); }
-    }
-    if (lane < 8) {
-#pragma unroll
-        for (int e = 0; e < x128::size; e++) { part[lane * x128::size + e] = sum[e]; }
-    }
-    if (lane == 0) { part[DECODE_LAYER_HS] = largest, part[DECODE_LAYER_HS + 1] = total; }
-}
 // Returns the sums of n <= 8 parts: elements i and j, the largest score, and the sum of weights.
 __device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PART], int n, int i, int j, float& largest,
                                            float& total) {
@@ -10895,7 +10089,6 @@ __device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PAR
 
 // elements: 8 rows by 32 columns; lane l of a warp reads row l / 4, 8 columns from l % 4 * 8 on
 constexpr int DECODE_LAYER_FRAGMENT = 8 * 32;
-constexpr int DECODE_LAYER_THREADS5 = DECODE_LAYER_THREADS + 32; // the last warp loads weights
 
 // How a block's weights of a layer follow each other, in fragments.
 struct DecodeLayerPacked {
@@ -10959,32 +10152,29 @@ __global__ void decode_layers_pack_kernel5(floatX* packed, const __grid_constant
     store128(packed + i * x128::size, load128(matrices[from.matrix] + at + from.offset));
 }
 
-// In global memory. attention, mlp (NH,C): the parts of the residual stream, a float, and in the upper half the number of its phase.
-// attention6, mlp6 (NH,texts,8,triples): the same for kernel 6: three floats and the phase.
+// In global memory. of_half: the heads' parts of the residual stream after attention and after the MLP, see part() of each kernel.
 // phase: the number of phases before this launch; arrived: blocks that have finished it. B: the number of texts
 struct DecodeLayerParts {
-    uint64_t *attention, *mlp;
-    uint4 *attention6, *mlp6;
+    uint4* of_half[2];
     uint32_t *phase, *arrived;
     int B;
 };
 
 template <int C, int cluster> struct DecodeLayerSizes {
-    static constexpr int NH = C / DECODE_LAYER_HS, SETS = 8 / cluster, CHUNKS = C / 32;
-    static constexpr int OWN = C / cluster;                                // columns of a block
+    static constexpr int HS = DECODE_LAYER_HS, MLP = DECODE_LAYER_MLP, WARPS = DECODE_LAYER_WARPS, VEC = x128::size;
+    static constexpr int NH = C / HS, SETS = 8 / cluster, CHUNKS = C / 32;
+    static constexpr int OWN = C / cluster, TILES = OWN / 16;              // columns of a block; 16 of them are a tile
     static constexpr int ROUNDS = (CHUNKS + 7) / 8;                        // chunks of columns per warp
     static constexpr int TOGETHER = SETS == 1 && ROUNDS <= 3 ? ROUNDS : 1; // rounds that pass through the ring at once
     static constexpr int PIECE = 32 * TOGETHER;                            // fragments, at most
     // each matrix of a layer is one piece, the ring has four
-    static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && OWN / 16 <= 8 * TOGETHER;
-    static constexpr int RING = RESIDENT ? 4 : C > 1280 ? 11 : 12; // pieces
+    static constexpr bool RESIDENT = SETS == 1 && TOGETHER == ROUNDS && TILES <= 8;
+    static constexpr int RING = RESIDENT ? 4 : 11; // pieces
+    static_assert(RESIDENT || RING <= 2 * ROUNDS * SETS + (1 + MLP) * ((TILES + 7) / 8), "more pieces than a layer");
     // Pieces in flight: about 5 MB on the whole GPU, what its memory delivers in a microsecond. More would not come sooner, but
     // all else, the parts of x above all, would queue behind them: with the whole ring in flight C = 1600 took 7% longer.
-    static constexpr int IN_FLIGHT = 3;
-    static constexpr int CAPACITY = 1024, TOKENS = CAPACITY / cluster / (4 * DECODE_LAYER_WARPS); // tokens per 8 lanes
-    static_assert(C % (16 * cluster) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % cluster == 0 &&
-                      C % DECODE_LAYER_HS == 0,
-                  "");
+    static constexpr int IN_FLIGHT = 3, GROUPS = DECODE_LAYER_GROUPS;
+    static_assert(C % (16 * cluster) == 0 && OWN / 2 <= DECODE_LAYER_THREADS && 8 % cluster == 0 && C % HS == 0, "");
 };
 
 // The vectors of one half of a layer.
@@ -11008,205 +10198,369 @@ template <int C, int cluster> struct DecodeLayerVectors {
     }
 };
 
-template <int C, int cluster> struct DecodeLayerShared5 {
+// What one thread loads to shared memory: the weights, through a ring of pieces, and the vectors.
+template <int C, int cluster> struct DecodeLayerLoads : DecodeLayerSizes<C, cluster> {
     typedef DecodeLayerSizes<C, cluster> Sizes;
-    int4 ring[Sizes::RING][Sizes::PIECE * 32];
-    alignas(16) DecodeLayerVectors<C, cluster> vectors[2];
-    alignas(16) float x[C];
-    uint64_t full[Sizes::RING], empty[Sizes::RING], vectors_full[2], vectors_empty[2];
-    uint64_t x_there, qkv_there, attention_there, hidden_there;
-    float qkv[3 * DECODE_LAYER_HS], attended[cluster][DECODE_LAYER_PART]; // attended: attention over a block's tokens
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];                   // attention of each warp
-    float products[2][DECODE_LAYER_WARPS][32 * Sizes::SETS + 4];          // of each warp's columns: of qkv, and of fc
-    alignas(16) floatX normed[C];                                         // each warp reads only what it wrote
-    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS];      // attention, for attproj: of each warp
-    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];        // of the head, for fcproj
-};
+    using Sizes::CHUNKS, Sizes::IN_FLIGHT, Sizes::MLP, Sizes::PIECE, Sizes::RESIDENT, Sizes::RING, Sizes::SETS;
+    using Sizes::TILES, Sizes::TOGETHER;
+    int4 weights[(RESIDENT ? DecodeLayerPacked(C, cluster).end : RING * PIECE) * 32];
+    alignas(16) DecodeLayerVectors<C, cluster> vectors[2][2]; // of half i of even layers, of odd layers
+    TmaRing<RING> ring;
+    uint64_t vectors_full[2][2];
 
-template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, cluster> {
-    typedef DecodeLayerSizes<C, cluster> Sizes;
-    typedef DecodeLayerShared5<C, cluster> Shared;
-    using Sizes::CHUNKS, Sizes::IN_FLIGHT, Sizes::NH, Sizes::OWN, Sizes::PIECE, Sizes::RING, Sizes::ROUNDS, Sizes::SETS;
-    using Sizes::RESIDENT, Sizes::TOGETHER, Sizes::TOKENS;
-    static constexpr int VEC = x128::size, HS = DECODE_LAYER_HS, WARPS = DECODE_LAYER_WARPS;
-
-    Shared& shared;
-    int head, rank, now, lane, warp, first; // first: of the block's columns
-    DecodeLayerShare tokens;                // before the newest one, which the last block takes
-    int slot = 0, parity = 0;               // of the ring
-
-    __device__ DecodeLayerBlock(Shared& s, const DecodeLayer& l)
-        : shared(s), head(blockIdx.x / cluster), rank(cluster_rank()), now(*l.position), lane(threadIdx.x % 32),
-          warp(warp_uniform(threadIdx.x / 32)), first(rank * OWN) {
-        tokens = decode_layer_share(now, rank, cluster);
-    }
-    __device__ void sync() const { named_barrier_sync(1, DECODE_LAYER_THREADS); } // of all warps but the last
-
-    // ---- what the last warp loads ----
-
-    __device__ void next() {
-        if (++slot == RING) { slot = 0, parity ^= 1; }
-    }
-    // All weights and vectors, one after the other, in the order in which they are waited for. One thread calls this.
-    __device__ void load(const DecodeLayers& layers, const floatX* packed) {
+    // Where a piece of the ring begins.
+    __device__ int4* piece(int stage) {
         constexpr DecodeLayerPacked p(C, cluster);
-        const DecodeLayer& l = layers.first;
+        int first = !RESIDENT ? stage * PIECE : stage == 0 ? 0 : stage == 1 ? p.proj : stage == 2 ? p.fc : p.fcproj;
+        return weights + first * 32;
+    }
+    // Loads all weights and vectors, one after the other, in the order in which they are waited for.
+    __device__ void load(const DecodeLayers& layers, const floatX* packed, int rank) {
+        constexpr DecodeLayerPacked p(C, cluster);
         const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
+        TmaRingPlace place, arrived;
         int num_pieces = 0;
-        auto piece = [&](int n) {
+        auto load_piece = [&](int n) {
             int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
-            mbarrier_wait(&shared.empty[slot], parity ^ 1);
-            if (!RESIDENT && num_pieces++ >= IN_FLIGHT) {
-                int before = slot - IN_FLIGHT;
-                mbarrier_wait(&shared.full[before < 0 ? before + RING : before], before < 0 ? parity ^ 1 : parity);
-            }
-            mbarrier_arrive_expect(&shared.full[slot], bytes);
-            bulk_load(shared.ring[slot], from, bytes, &shared.full[slot]);
+            if (!RESIDENT && num_pieces++ >= IN_FLIGHT) { ring.wait(arrived), arrived.next(RING); }
+            uint64_t* full = ring.acquire(place, bytes);
+            bulk_load(piece(place.stage), from, bytes, full);
             from += n * DECODE_LAYER_FRAGMENT;
-            next();
+            place.next(RING);
         };
         auto projection = [&](int pairs) { // of attention, or of the hidden units, to the own columns
-            constexpr int tiles = OWN / 16;
-            if (RESIDENT) { piece(tiles * pairs * 4); }
-            for (int tile = 0; !RESIDENT && tile < tiles; tile += 8) {
-                for (int k = 0; k < pairs; k++) { piece(min(tiles - tile, 8) * 4); }
+            if (RESIDENT) { load_piece(TILES * pairs * 4); }
+            for (int tile = 0; !RESIDENT && tile < TILES; tile += 8) {
+                for (int k = 0; k < pairs; k++) { load_piece(min(TILES - tile, 8) * 4); }
             }
         };
         auto rounds = [&](int groups) {
             for (int chunk = 0; chunk < CHUNKS; chunk += 8 * TOGETHER) {
-                for (int set = 0; set < SETS; set++) { piece(min(CHUNKS - chunk, 8 * TOGETHER) * groups); }
+                for (int set = 0; set < SETS; set++) { load_piece(min(CHUNKS - chunk, 8 * TOGETHER) * groups); }
             }
         };
         for (int i = 0; i < layers.num; i++) {
-            auto vectors = [&](int half) {
-                mbarrier_wait(&shared.vectors_empty[half], (i & 1) ^ 1);
-                shared.vectors[half].load(l, i * layers.weights, half, head, rank, &shared.vectors_full[half]);
+            // Their place is free: the ring has no more pieces than a layer, so the newest piece took the place of one that all warps
+            // gave back after this half of layer i - 2.
+            auto load_vectors = [&](int half) {
+                vectors[half][i & 1].load(layers.first, i * layers.weights, half, blockIdx.x / cluster, rank,
+                                          &vectors_full[half][i & 1]);
             };
-            vectors(0), rounds(3), projection(1);
-            vectors(1), rounds(DECODE_LAYER_MLP), projection(DECODE_LAYER_MLP);
+            load_vectors(0), rounds(3), projection(1);
+            load_vectors(1), rounds(MLP), projection(MLP);
         }
     }
-    // This lane's vectors of the next piece of the ring.
-    __device__ const int4* take() {
-        mbarrier_wait(&shared.full[slot], parity);
-        return shared.ring[slot] + lane;
+};
+
+// What a team shares in both kernels: the eight warps that compute one text, or up to 8 texts.
+struct DecodeLayerTeam {
+    // where what the blocks of the cluster send each other arrives
+    uint64_t x_there, qkv_there, attention_there, hidden_there;
+    float qkv[3 * DECODE_LAYER_HS];                     // of the text that the block attends for
+    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART]; // attention of each warp
+};
+
+// Keys and values of n tokens of each 8 lanes: this lane's 16 bytes of each.
+template <int n> struct DecodeLayerTokens { int4 keys[n], values[n]; };
+
+// What 8 lanes know of the attention of a text: this lane's elements of q and of the weighted sum of values, the largest score and
+// the sum of the weights, 2^(score - largest).
+struct DecodeLayerSums {
+    static constexpr int HS = DECODE_LAYER_HS, VEC = x128::size;
+    float q[VEC], sum[VEC], largest, total;
+
+    // Of no tokens; newest: but the first 8 lanes have the token itself. qkv (3,HS): its q, k and v
+    __device__ DecodeLayerSums(const float* qkv, bool newest) {
+        int lane = threadIdx.x % 32;
+        qkv += lane % 8 * VEC, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { q[e] = qkv[e] * (LOG2E * rsqrtf((float)HS)), sum[e] = 0.0f; }
+        if (!newest) { return; }
+        float dot = 0.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { dot += qkv[HS + e] * q[e]; }
+        dot = lanes_sum<8>(dot);
+        if (lane >= 8) { return; }
+        largest = dot, total = 1.0f;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { sum[e] = qkv[2 * HS + e]; }
+    }
+    __device__ void rescale(float before) { // sum and total, from the largest score before
+        float factor = exp2f(before - largest);
+        total *= factor;
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
+    }
+    // Adds the next tokens, of which `left` are there. skips: for those past the end the warp does nothing, at the price of branches
+    template <bool skips, int n> __device__ void add(const DecodeLayerTokens<n>& tokens, int left) {
+        float score[n], before = largest;
+        int own = threadIdx.x % DECODE_LAYER_THREADS / 8;
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            score[i] = -INFINITY;
+            if (skips && i * DECODE_LAYER_GROUPS >= left) { continue; }
+            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(tokens.keys[i]), q));
+            if (i * DECODE_LAYER_GROUPS + own < left) { score[i] = dot; }
+            largest = fmaxf(largest, score[i]);
+        }
+        rescale(before);
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            if (skips && i * DECODE_LAYER_GROUPS >= left) { continue; }
+            float share = exp2f(score[i] - largest);
+            x128 value = vec128_from_bits<floatX>(tokens.values[i]);
+            total += share;
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { sum[e] += share * (float)value[e]; }
+        }
+    }
+    // Writes what the warp knows to `part`.
+    __device__ void store(float (&part)[DECODE_LAYER_PART]) {
+        int lane = threadIdx.x % 32;
+        float before = largest;
+        largest = groups_max<8>(largest);
+        rescale(before);
+        total = groups_sum<8>(total);
+#pragma unroll
+        for (int e = 0; e < VEC; e++) { sum[e] = groups_sum<8>(sum[e]); }
+        if (lane < 8) {
+#pragma unroll
+            for (int e = 0; e < VEC; e++) { part[lane * VEC + e] = sum[e]; }
+        }
+        if (lane == 0) { part[HS] = largest, part[HS + 1] = total; }
+    }
+};
+
+// A thread of a team, and what it does in both kernels. A block has NUM_TEAMS teams and NUM_LOADERS threads more, which load.
+template <int C, int cluster, class Team, int NUM_TEAMS, int NUM_LOADERS> struct DecodeLayerThread
+    : DecodeLayerSizes<C, cluster> {
+    struct Memory : DecodeLayerLoads<C, cluster> {
+        Team teams[NUM_TEAMS];
+    };
+    typedef DecodeLayerSizes<C, cluster> Sizes;
+    using Sizes::CHUNKS, Sizes::GROUPS, Sizes::HS, Sizes::NH, Sizes::OWN, Sizes::RESIDENT, Sizes::RING, Sizes::ROUNDS;
+    using Sizes::SETS, Sizes::TOGETHER, Sizes::VEC, Sizes::WARPS;
+    static constexpr int TEAMS = NUM_TEAMS, LOADERS = NUM_LOADERS, THREADS = TEAMS * DECODE_LAYER_THREADS + LOADERS;
+    Memory& shared;
+    int team, thread, warp, lane; // thread and warp: of the team
+    Team& own;                    // the team's
+    int rank;
+    TmaRingPlace place;
+
+    __device__ DecodeLayerThread(Memory& s)
+        : shared(s), team(TEAMS == 1 ? 0 : warp_uniform(threadIdx.x / DECODE_LAYER_THREADS)),
+          thread(threadIdx.x - team * DECODE_LAYER_THREADS), warp(warp_uniform(thread / 32)), lane(threadIdx.x % 32),
+          own(s.teams[TEAMS == 1 ? 0 : team % TEAMS]), rank(cluster_rank()) {}
+    static LaunchShape shape() { return LaunchShape(NH * cluster, THREADS, sizeof(Memory), cluster, true); }
+    __device__ int head() const { return blockIdx.x / cluster; }
+    __device__ int first() const { return rank * OWN; }                                  // of the block's columns
+    __device__ void sync() const { named_barrier_sync(1 + team, DECODE_LAYER_THREADS); } // of the team
+    // Waits at a barrier of the cluster. Thread 0 makes it ready for the next time.
+    __device__ void wait(uint64_t* barrier, int parity, int bytes) const {
+        mbarrier_wait_cluster(barrier, parity);
+        if (thread == 0) { mbarrier_arrive_expect(barrier, bytes); }
+    }
+
+    // ---- weights ----
+
+    // This lane's vectors of the next piece of the ring, which is of matrix 0 to 3 of the layer.
+    __device__ const int4* take(int matrix) {
+        if (RESIDENT) { place.stage = matrix; }
+        shared.ring.wait(place);
+        return shared.piece(place.stage) + lane;
     }
     __device__ void give_back() {
         __syncwarp();
-        if (!RESIDENT) { mbarrier_arrive(&shared.empty[slot]); }
-        next();
+        if (RESIDENT) { return; }
+        mbarrier_arrive(&shared.ring.empty[place.stage]);
+        place.next(RING);
     }
-    // After half a layer: what it has used of the vectors and of the ring may be loaded again. Where a layer fits the ring, this is
-    // early enough for its weights, too, and they do not delay the exchange between the heads.
-    __device__ void give_back_half(int half) const {
+    // Where a layer fits the ring, its matrices are given back after half a layer. This is early enough for the next ones, and they do not
+    // delay the exchange between the heads. With two teams the other one needs the first matrix of the next layer before.
+    __device__ void give_back_product(int half) const {
+        if (TEAMS == 2) { mbarrier_arrive(&shared.ring.empty[2 * half]); }
+    }
+    __device__ void give_back_half(int half) {
         __syncwarp();
-        if (RESIDENT) { mbarrier_arrive(&shared.empty[2 * half]), mbarrier_arrive(&shared.empty[2 * half + 1]); }
-        mbarrier_arrive(&shared.vectors_empty[half]);
+        if (!RESIDENT) { return; }
+        if (TEAMS == 1) { mbarrier_arrive(&shared.ring.empty[2 * half]); }
+        mbarrier_arrive(&shared.ring.empty[2 * half + 1]);
+        place.parity ^= half;
     }
 
     // ---- products ----
 
-    // sums += 16 rows by 32 columns times x, of which this lane has 8 columns from lane % 4 * 8 on. The two halves of sums are
-    // added up later. Each of the 8 columns of the result is the product.
+    // sums += 16 rows by 32 columns times x, of which this lane has 8 columns from lane % 4 * 8 on, of text lane / 4. The two halves of sums
+    // are added up later.
     __device__ static void multiply(float (&sums)[2][4], int4 upper, int4 lower, int4 x) {
         uint32_t a[4] = {(uint32_t)upper.x, (uint32_t)lower.x, (uint32_t)upper.y, (uint32_t)lower.y};
         uint32_t b[4] = {(uint32_t)upper.z, (uint32_t)lower.z, (uint32_t)upper.w, (uint32_t)lower.w};
         mma_16x8x16(sums[0], a, (uint32_t)x.x, (uint32_t)x.y, floatX());
         mma_16x8x16(sums[1], b, (uint32_t)x.z, (uint32_t)x.w, floatX());
     }
-    // Of two tiles of 16 rows, lane 4i + j returns the result of row i of group j: of tile j / 2, row i or i + 8.
-    __device__ float result(const float (&a)[2][4], const float (&b)[2][4]) const {
-        float a0 = a[0][0] + a[1][0], a1 = a[0][2] + a[1][2], b0 = b[0][0] + b[1][0], b1 = b[0][2] + b[1][2];
-        float even = lane & 2 ? b0 : a0, odd = lane & 2 ? b1 : a1;
-        return lane & 1 ? odd : even;
-    }
-    // The next matrix of the ring, (8 * groups * SETS, C), groups 3 or 4, times the normalised vector. The parts of the warps go
-    // to shared.products. With 3 groups the third one is also the fourth.
-    __device__ void product(int groups) {
-        float sums[SETS][2][2][4] = {};
+    // sums += the warp's columns of the next matrix of the ring, (8 * groups * SETS, C), groups 3 or 4, times x: this lane's text, from
+    // lane % 4 * 8 on. With 3 groups the third one is also the fourth.
+    __device__ void product_sums(float (&sums)[SETS][2][2][4], int groups, const floatX* x) {
 #pragma unroll 1
         for (int round = 0; round < ROUNDS; round += TOGETHER) {
-            int4 x[TOGETHER];
+            int4 operand[TOGETHER];
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
-                int c = (8 * (round + j) + warp) * 32 + lane % 4 * VEC;
-                x[j] = c < C ? *reinterpret_cast<const int4*>(shared.normed + c) : make_int4(0, 0, 0, 0);
+                int chunk = 8 * (round + j) + warp;
+                operand[j] = chunk < CHUNKS ? *reinterpret_cast<const int4*>(x + chunk * 32) : make_int4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int set = 0; set < SETS; set++) {
-                const int4* from = take() + warp * groups * 32;
+                const int4* from = take(2 * (groups - 3)) + warp * groups * 32;
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++) {
                     if (8 * (round + j) + warp < CHUNKS) {
-                        multiply(sums[set][0], from[0], from[32], x[j]);
-                        multiply(sums[set][1], from[64], from[groups * 32 - 32], x[j]);
+                        multiply(sums[set][0], from[0], from[32], operand[j]);
+                        multiply(sums[set][1], from[64], from[groups * 32 - 32], operand[j]);
                     }
                     from += 8 * groups * 32;
                 }
                 give_back();
             }
         }
+    }
+    // The sum over the warps of element i of their products.
+    template <int n> __device__ static float sum_of_warps(const float (&products)[WARPS][n], int i) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) { sum += products[w][i]; }
+        return sum;
+    }
+    // sums += the warp's tile of n in the next matrix of the ring, (16 * n, 64 * pairs), times x, as above.
+    template <int pairs> __device__ void project_sums(float (&sums)[2][4], int n, const floatX* x) {
+        const int4 *from = nullptr, *operand = reinterpret_cast<const int4*>(x);
+#pragma unroll(TEAMS == 1 ? pairs : 1)
+        for (int k = 0; k < pairs; k++) {
+            if (!RESIDENT || k == 0) { from = take(pairs == 1 ? 1 : 3) + warp * 4 * 32; }
+            if (warp < n) {
+                multiply(sums, from[0], from[32], operand[8 * k]);
+                multiply(sums, from[64], from[96], operand[8 * k + 4]);
+            }
+            from += n * 4 * 32;
+            if (!RESIDENT && k < pairs - 1) { give_back(); }
+        }
+    }
+
+    // ---- attention ----
+
+    // Loads the tokens from `first` on; zeros from `end` on. keys, values: the text's and head's
+    template <int n> __device__ void load_tokens(DecodeLayerTokens<n>& to, const floatX* keys, const floatX* values,
+                                                 int first, int end) const {
+        first += thread / 8;
+        size_t at = (size_t)first * C + lane % 8 * VEC;
+        keys = hold_pointer(keys + at), values = hold_pointer(values + at);
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            bool there = first + i * GROUPS < end;
+            to.keys[i] = there ? *reinterpret_cast<const int4*>(keys + i * GROUPS * C) : make_int4(0, 0, 0, 0);
+            to.values[i] = there ? *reinterpret_cast<const int4*>(values + i * GROUPS * C) : make_int4(0, 0, 0, 0);
+        }
+    }
+    // The key and value of token `now` become a row of the cache.
+    __device__ void store_token(floatX* keys, floatX* values, int now) const {
+        if (thread >= 2 * HS) { return; }
+        floatX* to = thread < HS ? keys : values;
+        to[(size_t)now * C + thread % HS] = (floatX)own.qkv[HS + thread];
+    }
+};
+
+// ---- kernel 5: one text, with the attention to its tokens spread over the blocks of a cluster ----
+
+template <int C, int cluster> struct DecodeLayerTeam5 : DecodeLayerTeam {
+    alignas(16) float x[C];
+    float attended[cluster][DECODE_LAYER_PART];                      // attention over a block's tokens
+    float products[2][DECODE_LAYER_WARPS][32 * 8 / cluster + 4];     // of each warp's columns: of qkv, and of fc
+    alignas(16) floatX normed[C];                                    // each warp reads only what it wrote
+    alignas(16) floatX operand[DECODE_LAYER_WARPS][DECODE_LAYER_HS]; // attention, for attproj: of each warp
+    alignas(16) floatX hidden[DECODE_LAYER_MLP * DECODE_LAYER_HS];   // of the head, for fcproj
+};
+
+template <int C, int cluster> struct DecodeLayerText
+    : DecodeLayerThread<C, cluster, DecodeLayerTeam5<C, cluster>, 1, 32> {
+    typedef DecodeLayerThread<C, cluster, DecodeLayerTeam5<C, cluster>, 1, 32> Thread;
+    using Thread::CHUNKS, Thread::HS, Thread::OWN, Thread::ROUNDS, Thread::SETS, Thread::TILES, Thread::VEC;
+    using Thread::give_back, Thread::head, Thread::load_tokens, Thread::product_sums, Thread::store_token;
+    using Thread::sum_of_warps, Thread::sync, Thread::wait;
+    using Thread::WARPS, Thread::own, Thread::thread, Thread::warp, Thread::lane, Thread::rank, Thread::first;
+    static constexpr int CAPACITY = 1024;
+    typedef DecodeLayerTokens<CAPACITY / cluster / Thread::GROUPS> Cache;
+    int now;                 // the text's position, -1: it has ended
+    bool texts;              // whether there is one
+    DecodeLayerShare tokens; // before the newest one, which the last block takes
+
+    __device__ DecodeLayerText(typename Thread::Memory& s, const DecodeLayer& l, int)
+        : Thread(s), now(*l.position), texts(now >= 0) {
+        tokens = decode_layer_share(now, rank, cluster);
+    }
+    __device__ int num_teams() const { return texts; } // that have texts
+    __device__ void init() const {}
+    // What arrives at the team's barriers, per layer or half of one.
+    __device__ static int bytes_x() { return sizeof(own.x); }
+    __device__ static int bytes_qkv() { return sizeof(own.qkv); }
+    __device__ static int bytes_attention() { return sizeof(own.attended); }
+    __device__ static int bytes_hidden() { return sizeof(own.hidden); }
+
+    // ---- products ----
+
+    // Of two tiles of 16 rows, lane 4i + j returns the result of row i of group j: of tile j / 2, row i or i + 8. Each of the 8 columns of a
+    // tile is the product.
+    __device__ float result(const float (&a)[2][4], const float (&b)[2][4]) const {
+        float a0 = a[0][0] + a[1][0], a1 = a[0][2] + a[1][2], b0 = b[0][0] + b[1][0], b1 = b[0][2] + b[1][2];
+        float even = lane & 2 ? b0 : a0, odd = lane & 2 ? b1 : a1;
+        return lane & 1 ? odd : even;
+    }
+    // The next matrix of the ring times the normalised vector. The parts of the warps go to own.products.
+    __device__ void product(int groups) {
+        float sums[SETS][2][2][4] = {};
+        product_sums(sums, groups, own.normed + lane % 4 * VEC);
 #pragma unroll
         for (int set = 0; set < SETS; set++) {
             float y = result(sums[set][0], sums[set][1]);
-            if (lane % 4 < groups) { shared.products[groups - 3][warp][(set * groups + lane % 4) * 8 + lane / 4] = y; }
+            if (lane % 4 < groups) { own.products[groups - 3][warp][(set * groups + lane % 4) * 8 + lane / 4] = y; }
         }
     }
-    // The sum over the warps of row i of the product: half 0 is qkv, 1 is fc.
-    __device__ float product_row(int half, int i) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) { sum += shared.products[half][w][i]; }
-        return sum;
-    }
-
-    // ---- the residual stream ----
-
-    // A block's columns belong to its first OWN / 2 threads, two to each.
-    __device__ static bool has_columns() { return threadIdx.x < OWN / 2; }
-    __device__ int column() const { return first + 2 * (int)threadIdx.x; }
-    // Waits for every head's partial projection of this thread's columns. Returns their sums.
-    __device__ float2 add_up(const uint64_t* parts, uint32_t phase) const {
-        constexpr int together = NH <= 16 ? NH : (NH + 1) / 2; // loads in flight, as many as there are registers for
-        const uint64_t* from = hold_pointer(parts + column());
-        float2 sum = {};
+    // Stores this head's partial sum of x: a vector of 64 elements for each pair of chunks, projected to the block's columns.
+    template <int pairs> __device__ void project(const floatX* vector, uint4* parts, uint32_t phase) {
+        uint64_t* to = reinterpret_cast<uint64_t*>(parts) + head() * C + first();
 #pragma unroll 1
-        for (int begin = 0; begin < NH; begin += together) {
-            ulonglong2 part[together];
-            bool there;
-            do {
-                there = true;
-#pragma unroll
-                for (int h = 0; h < together; h++) {
-                    bool is = NH % together == 0 || begin + h < NH;
-                    part[h].x = part[h].y = (uint64_t)phase << 32;
-                    if (is) { part[h] = load_relaxed_pair(from + (begin + h) * C); }
-                }
-#pragma unroll
-                for (int h = 0; h < together; h++) {
-                    there = there && (uint32_t)(part[h].x >> 32) == phase && (uint32_t)(part[h].y >> 32) == phase;
-                }
-            } while (!there);
-#pragma unroll
-            for (int h = 0; h < together; h++) {
-                sum.x += __uint_as_float((uint32_t)part[h].x), sum.y += __uint_as_float((uint32_t)part[h].y);
+        for (int begin = 0; begin < TILES; begin += WARPS) {
+            int n = min(TILES - begin, WARPS);
+            float sums[2][4] = {};
+            this->template project_sums<pairs>(sums, n, vector + lane % 4 * VEC);
+            float y = result(sums, sums);
+            if (warp < n && lane % 4 < 2) {
+                store_relaxed(to + (begin + warp) * 16 + lane % 4 * 8 + lane / 4,
+                              (uint64_t)phase << 32 | __float_as_uint(y));
             }
+            give_back(); // after the parts, for which lanes of the same warp may wait
         }
-        return sum;
     }
-    __device__ static uint64_t part_of(float x, uint32_t phase) { return (uint64_t)phase << 32 | __float_as_uint(x); }
+
+    // ---- the residual stream: a block's columns belong to its first OWN / 2 threads, two to each ----
+
+    static constexpr int COLUMNS = 2;
+    __device__ static int text() { return 0; }
+    __device__ int column() const { return 2 * thread; } // of the block's
+    __device__ bool has_column(int) const { return thread < OWN / 2; }
+    // A part (NH,C) has for each column a float, and in the upper half the number of its phase.
+    static constexpr int PART_STRIDE = C / 2; // from one head to the next
+    __device__ int part() const { return (first() + column()) / 2; }
+    __device__ static uint4 load_part(const uint4* from) {
+        ulonglong2 x = load_relaxed_pair(reinterpret_cast<const uint64_t*>(from));
+        return make_uint4((uint32_t)x.x, (uint32_t)(x.x >> 32), (uint32_t)x.y, (uint32_t)(x.y >> 32));
+    }
+
     // Sends this thread's columns of x to all blocks of the cluster.
-    __device__ void send_x(float2 x) const {
-        if (!has_columns()) { return; }
+    __device__ void send_x(const float (&x)[2]) const {
+        if (!has_column(0)) { return; }
+        auto* to = reinterpret_cast<const float2*>(&own.x[first() + column()]);
 #pragma unroll
-        for (int r = 0; r < cluster; r++) {
-            store_cluster_async(reinterpret_cast<const float2*>(&shared.x[column()]), x, &shared.x_there, r);
-        }
-    }
-    // Waits at a barrier of the cluster. Thread 0 makes it ready for the next time.
-    __device__ void wait(uint64_t* barrier, int parity, int bytes) const {
-        mbarrier_wait_cluster(barrier, parity);
-        if (threadIdx.x == 0) { mbarrier_arrive_expect(barrier, bytes); }
+        for (int r = 0; r < cluster; r++) { store_cluster_async(to, make_float2(x[0], x[1]), &own.x_there, r); }
     }
     // The layernorm of x, which has arrived, of the warp's chunks of columns.
     __device__ void normalise(const DecodeLayerVectors<C, cluster>& vectors, float epsilon) {
@@ -11216,7 +10570,7 @@ template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, clus
 #pragma unroll
         for (int i = 0; i < most; i++) {
             int c = (i * 32 + lane) * 4;
-            x[i] = c < C ? *reinterpret_cast<const float4*>(shared.x + c) : make_float4(0, 0, 0, 0);
+            x[i] = c < C ? *reinterpret_cast<const float4*>(own.x + c) : make_float4(0, 0, 0, 0);
             sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
         }
         float mean = warp_sum(sum) * (1.0f / C);
@@ -11232,7 +10586,7 @@ template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, clus
             int c = (8 * j + warp) * 32 + lane;
             if (CHUNKS % 8 == 0 || c < C) {
                 float weight = (float)vectors.norm_weight[c], bias = (float)vectors.norm_bias[c];
-                shared.normed[c] = (floatX)((shared.x[c] - mean) * rstd * weight + bias);
+                own.normed[c] = (floatX)((own.x[c] - mean) * rstd * weight + bias);
             }
         }
         __syncwarp();
@@ -11240,120 +10594,45 @@ template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, clus
 
     // ---- attention ----
 
-    // This lane's parts of the keys and values of its tokens: 8 lanes have a token.
-    struct Cache {
-        int4 keys[TOKENS], values[TOKENS];
-    };
-    __device__ int token(int i) const { return i * 4 * WARPS + warp * 4 + lane / 8; } // of the block
+    __device__ size_t cache_begin(const DecodeLayer&) const { return head() * HS; } // of the block's text and head
     __device__ void load_cache(Cache& cache, const floatX* keys, const floatX* values) const {
-        size_t first = (size_t)(tokens.first + token(0)) * C + head * HS + lane % 8 * VEC;
-        keys = hold_pointer(keys + first), values = hold_pointer(values + first);
-#pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-            bool there = token(i) < tokens.n;
-            int at = i * 4 * WARPS * C;
-            cache.keys[i] = there ? *reinterpret_cast<const int4*>(keys + at) : make_int4(0, 0, 0, 0);
-            cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
-        }
+        load_tokens(cache, keys, values, tokens.first, tokens.first + tokens.n);
     }
     // Sends q, k and v of the block's rows to the cluster: warp r sends to block r.
-    __device__ void send_qkv() const {
+    __device__ void send_qkv(const floatX* bias) const {
         if (warp >= cluster) { return; }
 #pragma unroll
         for (int u = 0; u < SETS; u++) {
             int i = lane + 32 * u, row = rank * 24 * SETS + i;
             if (i >= 24 * SETS) { continue; }
-            float value = (float)(floatX)(product_row(0, i) + (float)shared.vectors[0].bias[row]);
-            store_cluster_async(&shared.qkv[row], value, &shared.qkv_there, warp);
+            float value = (float)(floatX)(sum_of_warps(own.products[0], i) + (float)bias[row]);
+            store_cluster_async(&own.qkv[row], value, &own.qkv_there, warp);
         }
     }
-    // Computes attention over the block's tokens and sends it to the cluster. q, k and v have arrived.
-    __device__ void attend(const Cache& cache) {
-        int part = lane % 8 * VEC;
-        float q[VEC], score[TOKENS + 1], sum[VEC] = {}, largest = DECODE_ATTENTION_LOWEST, total = 0.0f;
-#pragma unroll
-        for (int e = 0; e < VEC; e++) { q[e] = shared.qkv[part + e] * (LOG2E * rsqrtf((float)HS)); }
-#pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-            score[i] = -INFINITY;
-            if (i * 4 * WARPS >= tokens.n) { continue; }
-            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(cache.keys[i]), q));
-            if (token(i) < tokens.n) { score[i] = dot, largest = fmaxf(largest, dot); }
-        }
-        bool newest = rank == cluster - 1 && warp == 0; // the token itself, which the first 8 lanes have
-        score[TOKENS] = -INFINITY;
-        if (newest) {
-            float dot = 0.0f;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { dot += shared.qkv[HS + part + e] * q[e]; }
-            dot = lanes_sum<8>(dot);
-            if (lane < 8) { score[TOKENS] = dot, largest = fmaxf(largest, dot); }
-        }
-        largest = groups_max<8>(largest);
-#pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-            if (i * 4 * WARPS >= tokens.n) { continue; }
-            float share = exp2f(score[i] - largest);
-            x128 v = vec128_from_bits<floatX>(cache.values[i]);
-            total += share;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { sum[e] += share * (float)v[e]; }
-        }
-        if (newest) {
-            float share = exp2f(score[TOKENS] - largest);
-            total += share;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { sum[e] += share * shared.qkv[2 * HS + part + e]; }
-        }
-        decode_layer_store_part(shared.warps[warp], sum, total, largest);
+    // Returns the head's attention. The products for q, k and v have been added; `cache` has the block's tokens, keys and values are where
+    // they come from.
+    __device__ const floatX* attention(Cache& cache, floatX* keys, floatX* values, const floatX* bias, int i) {
+        int parity = i >> 1 & 1;
+        send_qkv(bias);
+        wait(&own.qkv_there, parity, bytes_qkv());
+        if (rank == 0) { store_token(keys, values, now); }
+        DecodeLayerSums sums(own.qkv, rank == cluster - 1 && warp == 0);
+        sums.add<true>(cache, tokens.n);
+        sums.store(own.warps[warp]);
         sync();
-        if (warp >= cluster) { return; }
-        float* to = shared.attended[rank]; // warp r adds up what all warps know, and sends it to block r
-        float2 both = decode_layer_join(shared.warps, WARPS, lane, lane + 32, largest, total);
-        store_cluster_async(to + lane, both.x, &shared.attention_there, warp);
-        store_cluster_async(to + lane + 32, both.y, &shared.attention_there, warp);
-        if (lane < 2) {
-            store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &shared.attention_there, warp);
-        }
-    }
-    // The key and value of the token become a row of the cache.
-    __device__ void store_cache(floatX* keys, floatX* values) const {
-        if (rank != 0 || threadIdx.x >= 2 * HS) { return; }
-        floatX* cache = threadIdx.x < HS ? keys : values;
-        cache[(size_t)now * C + head * HS + threadIdx.x % HS] = (floatX)shared.qkv[HS + threadIdx.x];
-    }
-    // Stores this head's partial sum of x: a vector of 64 elements for each pair of chunks, projected to the block's columns.
-    template <int pairs> __device__ void project(const floatX* vector, uint64_t* parts, uint32_t phase) {
-        const int4* operand = reinterpret_cast<const int4*>(vector) + lane % 4;
-        constexpr int tiles = OWN / 16;
-#pragma unroll 1
-        for (int begin = 0; begin < tiles; begin += WARPS) {
-            int n = min(tiles - begin, WARPS);
-            const int4* from = nullptr;
-            float sums[2][4] = {};
-#pragma unroll
-            for (int k = 0; k < pairs; k++) {
-                if (!RESIDENT || k == 0) { from = take() + warp * 4 * 32; }
-                if (warp < n) {
-                    multiply(sums, from[0], from[32], operand[8 * k]);
-                    multiply(sums, from[64], from[96], operand[8 * k + 4]);
-                }
-                from += n * 4 * 32;
-                if (!RESIDENT && k < pairs - 1) { give_back(); }
-            }
-            float y = result(sums, sums);
-            if (warp < n && lane % 4 < 2) {
-                store_relaxed(parts + head * C + first + (begin + warp) * 16 + lane % 4 * 8 + lane / 4,
-                              part_of(y, phase));
-            }
-            give_back(); // after the parts, for which lanes of the same warp may wait
-        }
-    }
-    // The head's attention, whose parts have arrived, for the projection.
-    __device__ const floatX* attended() {
         float largest, total;
-        float2 both = decode_layer_join(shared.attended, cluster, lane, lane + 32, largest, total);
-        floatX* vector = shared.operand[warp];
+        if (warp < cluster) { // warp r adds up what all warps know, and sends it to block r
+            float* to = own.attended[rank];
+            float2 both = decode_layer_join(own.warps, WARPS, lane, lane + 32, largest, total);
+            store_cluster_async(to + lane, both.x, &own.attention_there, warp);
+            store_cluster_async(to + lane + 32, both.y, &own.attention_there, warp);
+            if (lane < 2) {
+                store_cluster_async(to + HS + lane, lane == 0 ? largest : total, &own.attention_there, warp);
+            }
+        }
+        wait(&own.attention_there, parity, bytes_attention());
+        float2 both = decode_layer_join(own.attended, cluster, lane, lane + 32, largest, total);
+        floatX* vector = own.operand[warp];
         vector[lane] = (floatX)(both.x / total), vector[lane + 32] = (floatX)(both.y / total);
         __syncwarp();
         return vector;
@@ -11361,105 +10640,20 @@ template <int C, int cluster> struct DecodeLayerBlock : DecodeLayerSizes<C, clus
 
     // ---- the MLP ----
 
-    // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP in a set, and sends it to the cluster: warp r sends to
-    // block r. Their products have been added.
-    __device__ void send_hidden() {
-        if (warp >= cluster) { return; }
+    // Returns the head's hidden units. Each block computes gelu of its own, 32 = 8 * DECODE_LAYER_MLP in a set, whose products have been
+    // added, and sends them to the cluster: warp r sends to block r.
+    __device__ const floatX* hidden(const floatX* bias, int parity) const {
 #pragma unroll
-        for (int u = 0; u < SETS; u++) {
-            int i = 32 * u + lane;
-            float value = gelu(product_row(1, i) + (float)shared.vectors[1].bias[i]),
+        for (int i = lane; i < 32 * SETS && warp < cluster; i += 32) {
+            float value = gelu(sum_of_warps(own.products[1], i) + (float)bias[i]),
                   next = __shfl_down_sync(0xFFFFFFFFu, value, 1);
-            auto* to = reinterpret_cast<const uint32_t*>(&shared.hidden[rank * 32 * SETS + i]);
-            if (lane % 2 == 0) {
-                store_cluster_async(to, pack_16x2(value, next, floatX()), &shared.hidden_there, warp);
-            }
+            auto* to = reinterpret_cast<const uint32_t*>(&own.hidden[rank * 32 * SETS + i]);
+            if (lane % 2 == 0) { store_cluster_async(to, pack_16x2(value, next, floatX()), &own.hidden_there, warp); }
         }
+        wait(&own.hidden_there, parity, bytes_hidden());
+        return own.hidden;
     }
 };
-
-template <int C, int cluster> __global__ void __launch_bounds__(DECODE_LAYER_THREADS5, 1)
-    decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
-                              const __grid_constant__ DecodeLayerParts parts) {
-    typedef DecodeLayerBlock<C, cluster> Block;
-    extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
-    auto& shared = *reinterpret_cast<DecodeLayerShared5<C, cluster>*>(decode_layer_dynamic);
-    static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
-    const DecodeLayer& l = layers.first;
-    Block block(shared, l);
-    constexpr int bytes_x = C * (int)sizeof(float);
-    if (block.now < 0) { return; } // the text has ended
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < Block::RING; i++) {
-            mbarrier_init(&shared.full[i], 1), mbarrier_init(&shared.empty[i], 32 * Block::WARPS);
-        }
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(&shared.vectors_full[i], 1), mbarrier_init(&shared.vectors_empty[i], 32 * Block::WARPS);
-        }
-        mbarrier_init(&shared.x_there, 1), mbarrier_init(&shared.qkv_there, 1);
-        mbarrier_init(&shared.attention_there, 1), mbarrier_init(&shared.hidden_there, 1);
-        mbarrier_init_fence();
-        mbarrier_arrive_expect(&shared.x_there, bytes_x),
-            mbarrier_arrive_expect(&shared.hidden_there, (int)sizeof(shared.hidden));
-        mbarrier_arrive_expect(&shared.qkv_there, (int)sizeof(shared.qkv));
-        mbarrier_arrive_expect(&shared.attention_there, (int)sizeof(shared.attended));
-    }
-    grid_launch_dependents();
-    cluster_sync(); // the barriers of all blocks are initialised
-    if (block.warp == Block::WARPS) {
-        if (block.lane == 0) { block.load(layers, packed); }
-        return;
-    }
-    typename Block::Cache cache;
-    block.load_cache(cache, l.keys, l.values);
-    grid_wait_dependency();
-
-    uint32_t phase = *parts.phase;
-    float2 x = {};
-    if (block.has_columns()) { x = make_float2((float)l.x[block.column()], (float)l.x[block.column() + 1]); }
-    size_t cache_at = 0; // of the layer
-    const int num_halves = 2 * layers.num;
-#pragma unroll 1
-    for (int i = 0; i < num_halves; i++) {
-        int half = i & 1, layer_parity = i >> 1 & 1;
-        uint64_t* to = half ? parts.mlp : parts.attention;
-        auto& vectors = shared.vectors[half];
-        phase++;
-        block.send_x(x);
-        mbarrier_wait(&shared.vectors_full[half], layer_parity);
-        block.wait(&shared.x_there, half, bytes_x);
-        block.normalise(vectors, l.epsilon);
-        block.product(3 + half); // 3 for q, k and v; 4, DECODE_LAYER_MLP, for fc
-        block.sync();
-        if (half == 0) {
-            block.send_qkv();
-            block.wait(&shared.qkv_there, layer_parity, (int)sizeof(shared.qkv));
-            block.store_cache(l.keys + cache_at, l.values + cache_at);
-            block.attend(cache);
-            block.wait(&shared.attention_there, layer_parity, (int)sizeof(shared.attended));
-            block.template project<1>(block.attended(), to, phase);
-        } else {
-            cache_at += layers.cache;
-            if (i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at); }
-            block.send_hidden();
-            block.wait(&shared.hidden_there, layer_parity, (int)sizeof(shared.hidden));
-            block.template project<DECODE_LAYER_MLP>(shared.hidden, to, phase);
-            if (i + 1 == num_halves && block.head != 0) { break; }
-        }
-        if (block.has_columns()) {
-            const floatX* bias = &vectors.out_bias[2 * threadIdx.x];
-            float2 sum = block.add_up(to, phase);
-            x.x = (float)(floatX)(x.x + (float)bias[0] + sum.x), x.y = (float)(floatX)(x.y + (float)bias[1] + sum.y);
-        }
-        block.give_back_half(half);
-    }
-    if (block.head == 0 && block.has_columns()) {
-        l.x[block.column()] = (floatX)x.x, l.x[block.column() + 1] = (floatX)x.y;
-    }
-    if (threadIdx.x == 0) { // all blocks have read the phase before they arrive
-        if (atomicAdd(parts.arrived, 1u) == gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
-    }
-}
 
 // ---- kernel 6: 5 for up to 16 texts, each in one of the 8 columns of mma's other operand ----
 // The blocks and the packed weights of kernel 5. Eight warps of a block, a team, compute 8 texts; a second team has 8 more. They share
@@ -11469,197 +10663,110 @@ template <int C, int cluster> __global__ void __launch_bounds__(DECODE_LAYER_THR
 
 constexpr int DECODE_LAYER_TEXTS = 16;
 
-template <int C> struct DecodeLayerTeam { // what it shares
+template <int C> struct DecodeLayerTeam6 : DecodeLayerTeam {
     static constexpr int OWN = C / 8, HS = DECODE_LAYER_HS, TEXTS = 8;
     static constexpr int GAP = 32; // after a text's elements: 64 bytes more than a multiple of 128, for the banks
     static constexpr int STRIDE = OWN + 4; // float2 of two texts in 8 rows have banks of their own
     // x, hidden and products are used up before attention begins: with two teams their place is its ring of keys and values
     alignas(16) floatX x[TEXTS][C + GAP];                          // the residual stream, and then its layernorm
     alignas(16) floatX hidden[TEXTS][DECODE_LAYER_MLP * HS + GAP]; // of the head
-    alignas(16) float products[DECODE_LAYER_WARPS][32][TEXTS];     // of each warp's columns
+    alignas(16) float products[DECODE_LAYER_WARPS][32 * TEXTS];    // of each warp's columns
     alignas(16) floatX attention[TEXTS][HS + GAP];                 // of the head
-    float warps[DECODE_LAYER_WARPS][DECODE_LAYER_PART];            // attention of each warp
     float projected[TEXTS][STRIDE];
-    float qkv[3 * HS]; // of the text that the block attends for
-    uint64_t x_there, qkv_there, attention_there, hidden_there;
-};
-template <int C, int TEAMS> struct DecodeLayerShared6 {
-    static constexpr int CHUNKS = C / 32, OWN = C / 8, FRAGMENT = DECODE_LAYER_FRAGMENT / x128::size;
-    int4 qkvw[CHUNKS * 3 * FRAGMENT], projw[OWN / 16 * 4 * FRAGMENT], fcw[CHUNKS * DECODE_LAYER_MLP * FRAGMENT],
-        fcprojw[OWN / 16 * 4 * DECODE_LAYER_MLP * FRAGMENT];
-    DecodeLayerVectors<C, 8> vectors[2][2]; // of each half of a layer, those of even layers and of odd ones
-    DecodeLayerTeam<C> teams[TEAMS];
-    uint64_t full[4], empty[4], vectors_full[2][2]; // full, empty: qkvw, projw, fcw, fcprojw
 };
 
-// A part of three columns of the residual stream, and the number of its phase. Of a block's columns, lane l of a warp has the three
-// from 3 * l on; the last one may have fewer.
-template <int C> constexpr int DECODE_LAYER_TRIPLES = (C / 8 + 2) / 3; // of a block and text
-
-template <int C, int TEAMS> struct DecodeLayerTexts {
-    typedef DecodeLayerTeam<C> Team;
-    static constexpr int NH = C / DECODE_LAYER_HS, CHUNKS = C / 32, OWN = C / 8, HS = DECODE_LAYER_HS, VEC = x128::size;
-    // of a team. A group of 8 lanes attends to TOGETHER tokens at once
-    static constexpr int TEXTS = Team::TEXTS, WARPS = DECODE_LAYER_WARPS, TRIPLES = DECODE_LAYER_TRIPLES<C>;
-    static constexpr int ROUNDS = (CHUNKS + 7) / 8, GROUPS = DECODE_LAYER_THREADS / 8;
-    static constexpr int TOGETHER = TEAMS == 1 ? 4 : 1;
+template <int C, int NUM_TEAMS> struct DecodeLayerTexts : DecodeLayerThread<C, 8, DecodeLayerTeam6<C>, NUM_TEAMS, 128> {
+    typedef DecodeLayerTeam6<C> Team;
+    typedef DecodeLayerThread<C, 8, Team, NUM_TEAMS, 128> Thread;
+    using Thread::first, Thread::give_back, Thread::head, Thread::load_tokens, Thread::product_sums;
+    using Thread::GROUPS, Thread::HS, Thread::OWN, Thread::TEAMS, Thread::TILES, Thread::VEC, Thread::WARPS;
+    using Thread::own, Thread::shared, Thread::team, Thread::thread, Thread::warp, Thread::lane, Thread::rank;
+    using Thread::store_token, Thread::sum_of_warps, Thread::sync, Thread::wait;
+    static_assert(Thread::RESIDENT && TILES <= WARPS, "");
+    static constexpr int TEXTS = Team::TEXTS;
+    static constexpr int TOKENS = TEAMS == 1 ? 4 : 1;     // that 8 lanes attend to at once
     static constexpr int SLOT = 2 * DECODE_LAYER_THREADS; // vectors of the ring: a key's and a value's of each thread
-    static constexpr int RING_BYTES = offsetof(Team, attention) - offsetof(Team, x);
+    static constexpr int RING_BYTES = sizeof(Team::x) + sizeof(Team::hidden) + sizeof(Team::products);
     static constexpr int RING = TEAMS == 1 ? 0 : RING_BYTES / (SLOT * (int)sizeof(int4)); // slots
-    DecodeLayerShared6<C, TEAMS>& shared;
-    int team, thread, warp, lane; // thread and warp: of the team
-    Team& own;                    // the team's
-    int rank;
     unsigned texts, all_texts; // a bit for each text that has not ended: of the team, and of both
     int now;                   // position of the text that the block attends for, -1: there is none
 
-    __device__ DecodeLayerTexts(DecodeLayerShared6<C, TEAMS>& s, const DecodeLayer& l, int B)
-        : shared(s), team(TEAMS == 1 ? 0 : warp_uniform(threadIdx.x / DECODE_LAYER_THREADS)),
-          thread(threadIdx.x - team * DECODE_LAYER_THREADS), warp(warp_uniform(thread / 32)), lane(threadIdx.x % 32),
-          own(s.teams[TEAMS == 1 ? 0 : team % TEAMS]), rank(cluster_rank()) {
+    __device__ DecodeLayerTexts(typename Thread::Memory& s, const DecodeLayer& l, int B) : Thread(s) {
         all_texts = __ballot_sync(0xFFFFFFFFu, lane < B && l.position[lane] >= 0);
         texts = all_texts >> (TEXTS * team) & 0xFF;
         now = TEXTS * team + rank < B ? l.position[TEXTS * team + rank] : -1;
     }
-    __device__ int head() const { return blockIdx.x / 8; }
-    __device__ int first() const { return rank * OWN; } // of the block's columns
-    // Between the products, warp w of a team handles text w of the team, if there is one.
-    __device__ bool is_text() const { return texts >> warp & 1; }
-    __device__ int text() const { return TEXTS * team + warp; }
-    __device__ bool has_columns() const { return TRIPLES == 32 || lane < TRIPLES; }
-    __device__ bool has_column(int k) const { return OWN == 96 || 3 * lane + k < OWN; }
-    __device__ void sync() const { named_barrier_sync(1 + team, DECODE_LAYER_THREADS); } // of the team
-    // as in kernel 5
-    __device__ void wait(uint64_t* barrier, int parity, int bytes) const {
-        mbarrier_wait_cluster(barrier, parity);
-        if (thread == 0) { mbarrier_arrive_expect(barrier, bytes); }
+    __device__ int num_teams() const { return ((all_texts & 0xFF) != 0) + (all_texts >> 8 != 0); } // that have texts
+    // The columns of texts that have ended are 0 until attention needs their place, and attention's stay 0. A text is a column of its
+    // own in all products, so what is there reaches no other text.
+    __device__ void init() const {
+        for (int i = thread; i < TEXTS * C; i += DECODE_LAYER_THREADS) {
+            int text = i / C, c = i % C;
+            if (texts >> text & 1) { continue; }
+            own.x[text][c] = (floatX)0.0f;
+            if (c < HS) { own.attention[text][c] = (floatX)0.0f; }
+        }
     }
     // What arrives at the team's barriers, per layer or half of one.
     __device__ int bytes_x() const { return __popc(texts) * (C - OWN) * (int)sizeof(floatX); }
-    __device__ int bytes_qkv() const { return 3 * HS * (int)sizeof(float); }
+    __device__ static int bytes_qkv() { return sizeof(own.qkv); }
     __device__ int bytes_attention() const { return __popc(texts) * HS * (int)sizeof(floatX); }
-    __device__ int bytes_hidden() const { return TEXTS * 7 * 8 * DECODE_LAYER_MLP * (int)sizeof(floatX); }
-
-    // All weights and vectors, as in kernel 5, where each matrix has a place of its own. One thread calls this.
-    __device__ void load(const DecodeLayers& layers, const floatX* packed) {
-        constexpr DecodeLayerPacked p(C, 8);
-        const DecodeLayer& l = layers.first;
-        const floatX* from = packed + (size_t)blockIdx.x * layers.num * p.end * DECODE_LAYER_FRAGMENT;
-        for (int i = 0; i < layers.num; i++) {
-            auto matrix = [&](int which, int4* to, int n) {
-                int bytes = n * DECODE_LAYER_FRAGMENT * (int)sizeof(floatX);
-                mbarrier_wait(&shared.empty[which], (i & 1) ^ 1);
-                mbarrier_arrive_expect(&shared.full[which], bytes);
-                bulk_load(to, from, bytes, &shared.full[which]);
-                from += n * DECODE_LAYER_FRAGMENT;
-            };
-            // Their place is free: matrix 1 or 3 of layer i - 1 has waited for the end of this half of layer i - 2 in all teams.
-            auto vectors = [&](int half) {
-                shared.vectors[half][i & 1].load(l, i * layers.weights, half, head(), rank,
-                                                 &shared.vectors_full[half][i & 1]);
-            };
-            vectors(0), matrix(0, shared.qkvw, p.proj), matrix(1, shared.projw, p.fc - p.proj);
-            vectors(1);
-            matrix(2, shared.fcw, p.fcproj - p.fc), matrix(3, shared.fcprojw, p.end - p.fcproj);
-        }
-    }
+    __device__ static int bytes_hidden() { return TEXTS * 7 * 8 * DECODE_LAYER_MLP * (int)sizeof(floatX); }
 
     // ---- products ----
 
-    // sums += a tile of 16 rows by 32 columns, times the texts' elements of these columns, of which lane 4i + j has those of text i.
-    __device__ void multiply(float (&sums)[2][4], const int4* upper, const int4* lower, const floatX* x,
-                             int stride) const {
-        int4 elements = *reinterpret_cast<const int4*>(x + lane / 4 * stride + lane % 4 * VEC);
-        DecodeLayerBlock<C, 8>::multiply(sums, *upper, *lower, elements);
-    }
     // Of a tile, lane 4i + j has rows i and i + 8 of texts 2j and 2j + 1: put(row, values).
     template <class Put> __device__ void results(const float (&sums)[2][4], Put put) const {
         put(lane / 4, make_float2(sums[0][0] + sums[1][0], sums[0][1] + sums[1][1]));
         put(lane / 4 + 8, make_float2(sums[0][2] + sums[1][2], sums[0][3] + sums[1][3]));
     }
-    // The warps' parts of w (8 * groups,C) times the normalised texts.
-    __device__ void product(const int4* w, int groups) {
-        float sums[2][2][4] = {};
-#pragma unroll
-        for (int j = 0; j < ROUNDS; j++) {
-            int chunk = 8 * j + warp;
-            if (chunk >= CHUNKS) { break; }
-            const int4* from = w + chunk * groups * 32 + lane;
-            const floatX* x = &own.x[0][chunk * 32];
-            multiply(sums[0], from, from + 32, x, C + Team::GAP);
-            multiply(sums[1], from + 64, from + (groups * 32 - 32), x, C + Team::GAP);
-        }
+    // The next matrix of the ring, (8 * groups,C), times the normalised texts. The parts of the warps go to own.products.
+    __device__ void product(int groups) {
+        float sums[1][2][2][4] = {};
+        product_sums(sums, groups, own.x[lane / 4] + lane % 4 * VEC);
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            results(sums[tile], [&](int row, float2 y) {
+            results(sums[0][tile], [&](int row, float2 y) {
                 row += 16 * tile;
-                if (row < 8 * groups) { *reinterpret_cast<float2*>(&own.products[warp][row][lane % 4 * 2]) = y; }
+                float* to = &own.products[warp][row * TEXTS + lane % 4 * 2];
+                if (row < 8 * groups) { *reinterpret_cast<float2*>(to) = y; }
             });
         }
     }
-    __device__ float product_row(int row, int text) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) { sum += own.products[w][row][text]; }
-        return sum;
-    }
-    // Stores this head's partial sums of x: the vectors of the team's sequences, 32 * chunks elements each with GAP after them,
+    // Stores this head's partial sums of x: the vectors of the team's sequences, 64 * pairs elements each with GAP after them,
     // projected to the block's columns.
-    template <int chunks> __device__ void project(const int4* w, const floatX* texts, uint4* parts, uint32_t phase) {
-        constexpr int tiles = OWN / 16; // a warp has one
-        static_assert(tiles <= WARPS, "");
-        if (warp < tiles) {
-            float sums[2][4] = {};
-#pragma unroll(TEAMS == 1 ? chunks : 2)
-            for (int c = 0; c < chunks; c++) {
-                const int4* from = w + ((c / 2 * tiles + warp) * 4 + c % 2 * 2) * 32 + lane;
-                multiply(sums, from, from + 32, texts + c * 32, 32 * chunks + Team::GAP);
-            }
+    template <int pairs> __device__ void project(const floatX* vectors, uint4* parts, uint32_t phase) {
+        float sums[2][4] = {};
+        const floatX* vector = vectors + lane / 4 * (64 * pairs + Team::GAP) + lane % 4 * VEC;
+        this->template project_sums<pairs>(sums, TILES, vector);
+        if (warp < TILES) {
             results(sums, [&](int row, float2 y) {
                 int text = lane % 4 * 2;
                 own.projected[text][16 * warp + row] = y.x, own.projected[text + 1][16 * warp + row] = y.y;
             });
         }
         sync();
-        if (!is_text() || !has_columns()) { return; }
-        const float* projected = &own.projected[warp][3 * lane];
-        auto y = [&](int k) { return has_column(k) ? __float_as_uint(projected[k]) : 0u; };
-        store_relaxed_16(part(parts, head()), make_uint4(y(0), y(1), y(2), phase));
+        if (has_column(0)) {
+            const float* projected = &own.projected[warp][column()];
+            auto y = [&](int k) { return has_column(k) ? __float_as_uint(projected[k]) : 0u; };
+            store_relaxed_16(parts + part() + head() * PART_STRIDE, make_uint4(y(0), y(1), y(2), phase));
+        }
+        give_back(); // after the parts, for which lanes of the same warp may wait
     }
 
-    // ---- the residual stream ----
+    // ---- the residual stream: between the products, warp w of a team handles text w of the team, if there is one ----
 
-    // Of head h, of this lane's columns.
-    __device__ uint4* part(uint4* parts, int h) const {
-        return parts + ((h * TEAMS * TEXTS + text()) * 8 + rank) * TRIPLES + lane;
-    }
-    // Adds every head's partial projection to x. Waits until each has arrived.
-    __device__ void add_up(float (&x)[3], uint4* parts, uint32_t phase, const floatX* bias) const {
-        if (!is_text() || !has_columns()) { return; }
-        constexpr int together = TEAMS == 1 ? NH : NH / 2; // as the registers allow
-        static_assert(NH % together == 0, "");
-        float sum[3] = {};
-#pragma unroll
-        for (int first = 0; first < NH; first += together) {
-            uint4 p[together];
-            bool there;
-            do {
-                there = true;
-#pragma unroll
-                for (int h = 0; h < together; h++) { p[h] = load_relaxed_16(part(parts, first + h)); }
-#pragma unroll
-                for (int h = 0; h < together; h++) { there = there && p[h].w == phase; }
-            } while (!there);
-#pragma unroll
-            for (int h = 0; h < together; h++) {
-                sum[0] += __uint_as_float(p[h].x), sum[1] += __uint_as_float(p[h].y), sum[2] += __uint_as_float(p[h].z);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < 3; k++) {
-            if (has_column(k)) { x[k] = (float)(floatX)(x[k] + (float)bias[3 * lane + k] + sum[k]); }
-        }
-    }
+    // Of a block's columns, lane l of a warp has the three from 3 * l on; the last one may have fewer.
+    static constexpr int COLUMNS = 3, TRIPLES = (OWN + 2) / 3;
+    __device__ int text() const { return TEXTS * team + warp; }
+    __device__ int column() const { return 3 * lane; } // of the block's
+    __device__ bool is_text() const { return texts >> warp & 1; }
+    __device__ bool has_column(int k) const { return is_text() && (OWN == 96 || column() + k < OWN); }
+    // A part (NH,texts,8,TRIPLES) has three floats and the number of its phase.
+    static constexpr int PART_STRIDE = TEAMS * TEXTS * 8 * TRIPLES; // from one head to the next
+    __device__ int part() const { return (text() * 8 + rank) * TRIPLES + lane; }
+    __device__ static uint4 load_part(const uint4* from) { return load_relaxed_16(from); }
+
     // Sends x to all blocks of the cluster, 16 bytes at a time.
     __device__ void send_x(const float (&x)[3]) {
         constexpr int pieces = OWN / VEC;
@@ -11667,7 +10774,7 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         floatX* to = &own.x[warp][first()];
 #pragma unroll
         for (int k = 0; k < 3; k++) {
-            if (has_column(k)) { to[3 * lane + k] = (floatX)x[k]; }
+            if (has_column(k)) { to[column() + k] = (floatX)x[k]; }
         }
         __syncwarp();
         const int4* from = reinterpret_cast<const int4*>(to);
@@ -11680,62 +10787,39 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
     }
     // The layernorm of the team's texts, in place; x has arrived.
     __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, float epsilon) {
-        if (is_text()) { normalise(vectors, own.x[warp], epsilon); }
-        sync();
-    }
-    __device__ void normalise(const DecodeLayerVectors<C, 8>& vectors, floatX* row, float epsilon) const {
         constexpr int most = (C / VEC + 31) / 32;
         auto load = [&](const floatX* from, int i) { return load128(from + (i * 32 + lane) * VEC); };
         auto is = [&](int i) { return C / VEC % 32 == 0 || i * 32 + lane < C / VEC; };
-        float x[most][VEC] = {};
+        Floats128<floatX> x[most] = {};
+        floatX* row = own.x[warp];
+        if (is_text()) {
 #pragma unroll
-        for (int i = 0; i < most; i++) {
-            if (!is(i)) { continue; }
-            x128 part = load(row, i);
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { x[i][e] = (float)part[e]; }
-        }
-        float2 statistics = layernorm_statistics(
-            x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
-        float mean = statistics.x, rstd = statistics.y;
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-            if (!is(i)) { continue; }
-            x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i), normed;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) {
-                normed[e] = (floatX)((x[i][e] - mean) * rstd * (float)weight[e] + (float)bias[e]);
+            for (int i = 0; i < most; i++) {
+                if (is(i)) { x[i] = to_floats(load(row, i)); }
             }
-            store128(row + (i * 32 + lane) * VEC, normed);
+            float2 statistics = layernorm_statistics(
+                x, [](float sum) { return sum * (1.0f / C); }, epsilon, is);
+#pragma unroll
+            for (int i = 0; i < most; i++) {
+                if (!is(i)) { continue; }
+                x128 weight = load(vectors.norm_weight, i), bias = load(vectors.norm_bias, i);
+                store128(row + (i * 32 + lane) * VEC, layernorm_vector(x[i], weight, bias, statistics.x, statistics.y));
+            }
         }
+        sync();
     }
 
     // ---- attention ----
 
-    // Sends q, k and v of the block's rows, each sequence's to the block that attends for it. The products have been added.
-    __device__ void send_qkv(const floatX* bias) {
-        int row = thread / 8, to = thread % 8;
-        if (row >= 24 || !(texts >> to & 1)) { return; }
-        float value = (float)(floatX)(product_row(row, to) + (float)bias[rank * 24 + row]);
-        store_cluster_async(&own.qkv[rank * 24 + row], value, &own.qkv_there, to);
-    }
-    struct Cache { // TOGETHER tokens of 8 lanes
-        int4 keys[TOGETHER], values[TOGETHER];
-    };
-    // keys, values: of the block's text and head
-    __device__ void load_cache(Cache& cache, const floatX* keys, const floatX* values, int begin) const {
-        size_t first = (size_t)(begin + thread / 8) * C + lane % 8 * VEC;
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-            bool there = begin + i * GROUPS + thread / 8 < now;
-            size_t at = first + i * GROUPS * C;
-            cache.keys[i] = there ? *reinterpret_cast<const int4*>(keys + at) : make_int4(0, 0, 0, 0);
-            cache.values[i] = there ? *reinterpret_cast<const int4*>(values + at) : make_int4(0, 0, 0, 0);
-        }
-    }
-    // Tokens in a round, and in all that is on its way: two rounds in registers, and a token of each 8 lanes in each slot of the ring. All
+    // What is loaded ahead: two rounds of tokens in registers, and with two teams a token of each 8 lanes in each slot of the ring. All
     // loads to registers share one of the warp's scoreboards, so a wait is for the newest of them; copies to shared memory end in order.
-    static constexpr int ROUND = TOGETHER * GROUPS, ALL = 2 * ROUND + RING * GROUPS;
+    struct Cache {
+        DecodeLayerTokens<TOKENS> rounds[2];
+    };
+    static constexpr int ROUND = TOKENS * GROUPS, ALL = 2 * ROUND + RING * GROUPS; // tokens: of a round, of all
+    __device__ size_t cache_begin(const DecodeLayer& l) const {                    // of the block's text and head
+        return (size_t)(TEXTS * team + rank) * l.capacity * C + head() * HS;
+    }
     // Each lane reads what it has copied itself.
     __device__ int4* ring(int slot) const { return reinterpret_cast<int4*>(&own.x) + slot * SLOT + thread; }
     __device__ void load_ring(int slot, const floatX* keys, const floatX* values, int begin) const {
@@ -11746,83 +10830,43 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         cp_async_commit();
     }
     // The first tokens.
-    __device__ void load_first(Cache (&cache)[2], const floatX* keys, const floatX* values) const {
-        load_cache(cache[0], keys, values, 0), load_cache(cache[1], keys, values, ROUND);
+    __device__ void load_cache(Cache& cache, const floatX* keys, const floatX* values) const {
+        load_tokens(cache.rounds[0], keys, values, 0, now);
+        load_tokens(cache.rounds[1], keys, values, ROUND, now);
 #pragma unroll
         for (int i = 0; i < RING; i++) { load_ring(i, keys, values, 2 * ROUND + i * GROUPS); }
     }
-    struct Sums {
-        float q[VEC], sum[VEC], largest, total;
-        __device__ void rescale(float before) { // sum and total, from the largest score before
-            float factor = exp2f(before - largest);
-            total *= factor;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
-        }
-    };
-    // Attends to n tokens of each 8 lanes.
-    template <int n> __device__ void attend(Sums& s, const int4 (&keys)[n], const int4 (&values)[n], int begin) const {
-        float score[n], before = s.largest;
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            float dot = lanes_sum<8>(decode_layer_dot(vec128_from_bits<floatX>(keys[i]), s.q));
-            score[i] = begin + i * GROUPS + thread / 8 < now ? dot : -INFINITY;
-            s.largest = fmaxf(s.largest, score[i]);
-        }
-        s.rescale(before);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            float share = exp2f(score[i] - s.largest);
-            x128 v = vec128_from_bits<floatX>(values[i]);
-            s.total += share;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { s.sum[e] += share * (float)v[e]; }
-        }
+    // Sends q, k and v of the block's rows, each sequence's to the block that attends for it. The products have been added.
+    __device__ void send_qkv(const floatX* bias) {
+        int row = thread / 8, to = thread % 8;
+        if (row >= 24 || !(texts >> to & 1)) { return; }
+        float value = (float)(floatX)(sum_of_warps(own.products, row * TEXTS + to) + (float)bias[rank * 24 + row]);
+        store_cluster_async(&own.qkv[rank * 24 + row], value, &own.qkv_there, to);
     }
     // Computes attention for this block's sequence and sends it to the cluster. Its q, k and v have arrived; the first tokens
     // are in `cache`.
-    __device__ void attention(Cache (&cache)[2], floatX* keys, floatX* values) {
-        int part = lane % 8 * VEC;
-        const float* qkv = own.qkv;
-        if (thread < 2 * HS) { // the key and value of the token become a row of the cache
-            floatX* to = thread < HS ? keys : values;
-            to[(size_t)now * C + thread % HS] = (floatX)qkv[HS + thread];
-        }
-        Sums s = {{}, {}, DECODE_ATTENTION_LOWEST, 0.0f};
-        float dot = 0.0f;
-#pragma unroll
-        for (int e = 0; e < VEC; e++) {
-            s.q[e] = qkv[part + e] * (LOG2E * rsqrtf((float)HS));
-            dot += qkv[HS + part + e] * s.q[e];
-        }
-        dot = lanes_sum<8>(dot);
-        if (thread < 8) { // which have the token itself
-            s.largest = dot, s.total = 1.0f;
-#pragma unroll
-            for (int e = 0; e < VEC; e++) { s.sum[e] = qkv[2 * HS + part + e]; }
-        }
+    __device__ void attend(Cache& cache, floatX* keys, floatX* values) {
+        store_token(keys, values, now);
+        DecodeLayerSums sums(own.qkv, warp == 0);
 #pragma unroll 1
         for (int begin = 0; begin < now; begin += ALL) { // the next tokens are on their way meanwhile
-            attend(s, cache[0].keys, cache[0].values, begin);
-            load_cache(cache[0], keys, values, begin + ALL);
-            if (begin + ROUND < now) { attend(s, cache[1].keys, cache[1].values, begin + ROUND); }
-            load_cache(cache[1], keys, values, begin + ALL + ROUND);
+            sums.add<false>(cache.rounds[0], now - begin);
+            load_tokens(cache.rounds[0], keys, values, begin + ALL, now);
+            if (begin + ROUND < now) { sums.add<false>(cache.rounds[1], now - begin - ROUND); }
+            load_tokens(cache.rounds[1], keys, values, begin + ALL + ROUND, now);
 #pragma unroll
             for (int i = 0; i < RING; i++) {
                 int at = begin + 2 * ROUND + i * GROUPS;
                 cp_async_wait<(RING > 0 ? RING - 1 : 0)>();
                 if (at < now) {
-                    int4 key[1] = {*ring(i)}, value[1] = {ring(i)[DECODE_LAYER_THREADS]};
-                    attend(s, key, value, at);
+                    DecodeLayerTokens<1> token = {{*ring(i)}, {ring(i)[DECODE_LAYER_THREADS]}};
+                    sums.add<false>(token, now - at);
                 }
                 load_ring(i, keys, values, at + ALL);
             }
         }
         if (RING > 0) { cp_async_wait<0>(); }
-        float before = s.largest;
-        s.largest = groups_max<8>(s.largest);
-        s.rescale(before);
-        decode_layer_store_part(own.warps[warp], s.sum, s.total, s.largest);
+        sums.store(own.warps[warp]);
         sync();
         // warp r adds up what all warps know, and sends it to block r
         float largest, total;
@@ -11830,174 +10874,202 @@ template <int C, int TEAMS> struct DecodeLayerTexts {
         auto* out = reinterpret_cast<const uint32_t*>(&own.attention[rank][2 * lane]);
         store_cluster_async(out, pack_16x2(sum.x / total, sum.y / total, floatX()), &own.attention_there, warp);
     }
+    // Returns the attention of the team's texts. The products for q, k and v have been added. i: of the half of a layer
+    __device__ const floatX* attention(Cache& cache, floatX* keys, floatX* values, const floatX* bias, int i) {
+        int parity = i >> 1 & 1;
+        send_qkv(bias);
+        if (TEAMS == 2) { sync(); } // before the ring takes the place of `products`
+        if (now >= 0) {
+            wait(&own.qkv_there, parity, bytes_qkv());
+            // the teams attend in turn: while one reads the cache, the other one multiplies
+            if (TEAMS == 2 && num_teams() == 2 && (team == 1 || i > 0)) {
+                mbarrier_wait_cluster(&shared.teams[team ^ 1].attention_there, parity ^ team ^ 1);
+            }
+            // not earlier: what two teams have in flight would delay what they exchange by more than that saves
+            if (TEAMS == 2) { load_cache(cache, keys, values); }
+            attend(cache, keys, values);
+        }
+        wait(&own.attention_there, parity, bytes_attention());
+        return own.attention[0];
+    }
 
     // ---- the MLP ----
 
-    // Computes gelu of the block's hidden units, 32 = 8 * DECODE_LAYER_MLP, and sends it to the cluster, 16 bytes at a time.
-    __device__ void send_hidden(const floatX* bias) {
+    // Returns the hidden units of the team's texts. Each block computes gelu of its own, 32 = 8 * DECODE_LAYER_MLP, and sends them to the
+    // cluster, 16 bytes at a time.
+    __device__ const floatX* hidden(const floatX* bias, int parity) {
         int unit = thread / 8, text = thread % 8;
-        own.hidden[text][rank * 32 + unit] = (floatX)gelu(product_row(unit, text) + (float)bias[unit]);
+        own.hidden[text][rank * 32 + unit] =
+            (floatX)gelu(sum_of_warps(own.products, unit * TEXTS + text) + (float)bias[unit]);
         sync();
-        if (warp == rank) { return; } // warp r sends to block r
-        const int4* from = reinterpret_cast<const int4*>(&own.hidden[lane / 4][rank * 32]) + lane % 4;
-        store_cluster_async(from, *from, &own.hidden_there, warp);
+        if (warp != rank) { // warp r sends to block r
+            const int4* from = reinterpret_cast<const int4*>(&own.hidden[lane / 4][rank * 32]) + lane % 4;
+            store_cluster_async(from, *from, &own.hidden_there, warp);
+        }
+        wait(&own.hidden_there, parity, bytes_hidden());
+        return own.hidden[0];
     }
 };
 
-template <int C, int TEAMS> __global__ void __launch_bounds__(TEAMS* DECODE_LAYER_THREADS + 128, 1)
-    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, const floatX* packed,
-                              const __grid_constant__ DecodeLayerParts parts) {
-    typedef DecodeLayerTexts<C, TEAMS> Block;
-    typedef DecodeLayerShared6<C, TEAMS> Shared;
+// ---- kernels 5 and 6 ----
+
+// Adds every head's part to this thread's columns of x. Waits until each has arrived.
+template <class Block> __device__ inline void decode_layer_add_up(float (&x)[Block::COLUMNS], const Block& block,
+                                                                  const uint4* parts, uint32_t phase,
+                                                                  const floatX* bias) {
+    constexpr int NH = Block::NH, COLUMNS = Block::COLUMNS;
+    // loads in flight, as many as there are registers for
+    constexpr int together = NH <= 16 && Block::TEAMS == 1 ? NH : (NH + 1) / 2;
+    if (!block.has_column(0)) { return; }
+    const uint4* from = hold_pointer(parts + block.part());
+    float sum[COLUMNS] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < NH; begin += together) {
+        uint4 part[together];
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int h = 0; h < together; h++) {
+                bool is = NH % together == 0 || begin + h < NH;
+                part[h] = make_uint4(0, phase, 0, phase);
+                if (is) { part[h] = Block::load_part(from + (begin + h) * Block::PART_STRIDE); }
+            }
+#pragma unroll
+            for (int h = 0; h < together; h++) { there &= (COLUMNS == 3 || part[h].y == phase) & (part[h].w == phase); }
+        } while (!there);
+#pragma unroll
+        for (int h = 0; h < together; h++) {
+            const uint32_t words[] = {part[h].x, COLUMNS == 3 ? part[h].y : part[h].z, part[h].z};
+#pragma unroll
+            for (int k = 0; k < COLUMNS; k++) { sum[k] += __uint_as_float(words[k]); }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < COLUMNS; k++) {
+        if (block.has_column(k)) { x[k] = (float)(floatX)(x[k] + (float)bias[block.column() + k] + sum[k]); }
+    }
+}
+
+// Kernels 5 and 6. Block: DecodeLayerText or DecodeLayerTexts
+template <class Block> __device__ inline void decode_layers_run(const DecodeLayers& layers, const floatX* packed,
+                                                                const DecodeLayerParts& parts) {
     extern __shared__ __align__(128) unsigned char decode_layer_dynamic[];
-    Shared& shared = *reinterpret_cast<Shared*>(decode_layer_dynamic);
-    static_assert(sizeof(Shared) <= 227 << 10, "more than a block can have");
+    auto& shared = *reinterpret_cast<typename Block::Memory*>(decode_layer_dynamic);
+    static_assert(sizeof(shared) <= 227 << 10, "more than a block can have");
+    constexpr int TEAMS = Block::TEAMS, COLUMNS = Block::COLUMNS;
     const DecodeLayer& l = layers.first;
     Block block(shared, l, parts.B);
-    const int warp = block.warp, lane = block.lane, rank = block.rank;
-    if (block.all_texts == 0) { return; }
-    const int teams = 1 + (TEAMS == 2 && block.all_texts & 0xFF && block.all_texts >> 8); // that have texts
+    const int num_teams = block.num_teams();
+    if (num_teams == 0) { return; } // all texts have ended
     auto& own = block.own;
+    const int loader =
+        (block.team - TEAMS) * Block::WARPS + block.warp; // of the warps that load; below 0: this one computes
     if (threadIdx.x == 0) {
-        for (uint64_t& full : shared.full) { mbarrier_init(&full, 1); }
-        for (uint64_t& empty : shared.empty) { mbarrier_init(&empty, 32 * teams * Block::WARPS); }
+        shared.ring.init(num_teams * DECODE_LAYER_THREADS);
         for (int i = 0; i < 4; i++) { mbarrier_init(&shared.vectors_full[i / 2][i % 2], 1); }
     }
-    const bool loads = threadIdx.x >= TEAMS * DECODE_LAYER_THREADS;
-    if (!loads) {
+    if (loader < 0) {
         if (block.thread == 0) {
             for (uint64_t* there : {&own.x_there, &own.qkv_there, &own.attention_there, &own.hidden_there}) {
                 mbarrier_init(there, 1);
             }
             mbarrier_init_fence();
-            mbarrier_arrive_expect(&own.x_there, block.bytes_x()),
-                mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
+            mbarrier_arrive_expect(&own.x_there, block.bytes_x());
+            mbarrier_arrive_expect(&own.hidden_there, block.bytes_hidden());
             mbarrier_arrive_expect(&own.qkv_there, block.bytes_qkv());
             mbarrier_arrive_expect(&own.attention_there, block.bytes_attention());
         }
-        // The columns of texts that have ended are 0 until attention needs their place, and attention's stay 0. A text is a column of its
-        // own in all products, so what is there reaches no other text.
-        for (int i = block.thread; i < Block::TEXTS * C; i += DECODE_LAYER_THREADS) {
-            int text = i / C, c = i % C;
-            if (block.texts >> text & 1) { continue; }
-            own.x[text][c] = (floatX)0.0f;
-            if (c < Block::HS) { own.attention[text][c] = (floatX)0.0f; }
-        }
+        block.init();
     }
     grid_launch_dependents();
     cluster_sync(); // the barriers of all blocks are initialised
-    if (loads) {
-        warpgroup_fewer_registers<24>();
-        if (threadIdx.x == TEAMS * DECODE_LAYER_THREADS) { block.load(layers, packed); }
+    if (loader >= 0) {
+        if constexpr (Block::LOADERS == 128) { warpgroup_fewer_registers<24>(); }
+        if (loader == 0 && block.lane == 0) { shared.load(layers, packed, block.rank); }
         return;
     }
-    warpgroup_more_registers<TEAMS == 1 ? 240 : 112>();
-    if (block.texts == 0) { return; } // the other team goes on
-    typename Block::Cache cache[2];
-    // of the block's text and head
-    size_t cache_at = (size_t)(Block::TEXTS * block.team + rank) * l.capacity * C + block.head() * Block::HS;
+    if constexpr (Block::LOADERS == 128) { warpgroup_more_registers<TEAMS == 1 ? 240 : 112>(); }
+    if (!block.texts) { return; } // the other team goes on
+    typename Block::Cache cache;
+    size_t cache_at = block.cache_begin(l);
     // One team loads the first tokens of a layer ahead.
-    if (TEAMS == 1) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
+    if (TEAMS == 1) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at); }
     grid_wait_dependency();
 
     uint32_t phase = *parts.phase;
-    float x[3] = {};
-    floatX* rows = l.x + block.text() * C + block.first() + 3 * lane;
+    float x[COLUMNS] = {};
+    floatX* row = l.x + block.text() * l.C + block.first() + block.column();
 #pragma unroll
-    for (int k = 0; k < 3; k++) {
-        if (block.is_text() && block.has_column(k)) { x[k] = (float)rows[k]; }
+    for (int k = 0; k < COLUMNS; k++) {
+        if (block.has_column(k)) { x[k] = (float)row[k]; }
     }
+    const int num_halves = 2 * layers.num;
 #pragma unroll 1
-    for (int i = 0; i < 2 * layers.num; i++) {
+    for (int i = 0; i < num_halves; i++) {
         int half = i & 1, parity = i >> 1 & 1;
-        uint4* to = half ? parts.mlp6 : parts.attention6;
+        uint4* to = parts.of_half[half];
         auto& vectors = shared.vectors[half][parity];
         phase++;
         block.send_x(x);
         mbarrier_wait(&shared.vectors_full[half][parity], i >> 2 & 1);
         block.wait(&own.x_there, half, block.bytes_x());
         block.normalise(vectors, l.epsilon);
-        mbarrier_wait(&shared.full[2 * half], parity);
-        block.product(half ? shared.fcw : shared.qkvw, 3 + half);
+        block.product(3 + half); // 3 for q, k and v; 4, DECODE_LAYER_MLP, for fc
         block.sync();
-        // with two teams, the other one needs the next weights before this one has ended the half
-        if (TEAMS == 2) { mbarrier_arrive(&shared.empty[2 * half]); }
+        block.give_back_product(half);
         if (half == 0) {
-            block.send_qkv(vectors.bias);
-            if (TEAMS == 2) { block.sync(); } // before the ring takes the place of `products`
-            if (block.now >= 0) {
-                block.wait(&own.qkv_there, parity, block.bytes_qkv());
-                // the teams attend in turn: while one reads the cache, the other one multiplies
-                if (TEAMS == 2 && teams == 2 && (block.team == 1 || i > 0)) {
-                    mbarrier_wait_cluster(&shared.teams[block.team ^ 1].attention_there, parity ^ block.team ^ 1);
-                }
-                // not earlier: what two teams have in flight would delay what they exchange by more than that saves
-                if (TEAMS == 2) { block.load_first(cache, l.keys + cache_at, l.values + cache_at); }
-                block.attention(cache, l.keys + cache_at, l.values + cache_at);
-            }
-            block.wait(&own.attention_there, parity, block.bytes_attention());
-            mbarrier_wait(&shared.full[1], parity);
-            block.template project<2>(shared.projw, own.attention[0], to, phase);
+            const floatX* attention = block.attention(cache, l.keys + cache_at, l.values + cache_at, vectors.bias, i);
+            block.template project<1>(attention, to, phase);
         } else {
             cache_at += layers.cache;
-            if (TEAMS == 1 && i + 1 < 2 * layers.num) {
-                block.load_first(cache, l.keys + cache_at, l.values + cache_at);
-            }
-            block.send_hidden(vectors.bias);
-            block.wait(&own.hidden_there, parity, block.bytes_hidden());
-            mbarrier_wait(&shared.full[3], parity);
-            block.template project<2 * DECODE_LAYER_MLP>(shared.fcprojw, own.hidden[0], to, phase);
-            if (i + 1 == 2 * layers.num && block.head() != 0) { break; }
+            if (TEAMS == 1 && i + 1 < num_halves) { block.load_cache(cache, l.keys + cache_at, l.values + cache_at); }
+            block.template project<DECODE_LAYER_MLP>(block.hidden(vectors.bias, parity), to, phase);
+            if (i + 1 == num_halves && block.head() != 0) { break; }
         }
-        __syncwarp();
-        block.add_up(x, to, phase, vectors.out_bias);
-        __syncwarp();
-        if (TEAMS == 1) { mbarrier_arrive(&shared.empty[2 * half]); }
-        mbarrier_arrive(&shared.empty[2 * half + 1]);
+        decode_layer_add_up(x, block, to, phase, vectors.out_bias);
+        block.give_back_half(half);
     }
 #pragma unroll
-    for (int k = 0; k < 3; k++) {
-        if (block.head() == 0 && block.is_text() && block.has_column(k)) { rows[k] = (floatX)x[k]; }
+    for (int k = 0; k < COLUMNS; k++) {
+        if (block.head() == 0 && block.has_column(k)) { row[k] = (floatX)x[k]; }
     }
-    if (block.thread == 0) { // all teams have read the phase before they arrive
-        if (atomicAdd(parts.arrived, 1u) == teams * gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
+    if (block.thread == 0) { // all have read the phase before they arrive
+        if (atomicAdd(parts.arrived, 1u) == num_teams * gridDim.x - 1) { *parts.arrived = 0, *parts.phase = phase; }
     }
 }
 
-template <int n> using DecodeLayerInt = std::integral_constant<int, n>;
-// Calls launch(C, cluster), with DecodeLayerInt, for the sizes that there are; false: there are none for C.
-template <class Launch> bool decode_layer_sizes(int C, const Launch& launch) {
-    auto with = [&](auto c, auto cluster) {
-        if (C == c.value) { launch(c, cluster); }
-        return C == c.value;
-    };
-    DecodeLayerInt<4> four;
-    DecodeLayerInt<8> eight;
-    return with(DecodeLayerInt<128>(), eight) || with(DecodeLayerInt<320>(), four) ||
-           with(DecodeLayerInt<768>(), eight) || with(DecodeLayerInt<1024>(), four) ||
-           with(DecodeLayerInt<1280>(), four) || with(DecodeLayerInt<1600>(), four);
+template <int C, int cluster> __global__ void __launch_bounds__(DecodeLayerText<C, cluster>::THREADS, 1)
+    decode_layer_sm90_kernel5(const __grid_constant__ DecodeLayers layers, const floatX* packed,
+                              const __grid_constant__ DecodeLayerParts parts) {
+    decode_layers_run<DecodeLayerText<C, cluster>>(layers, packed, parts);
 }
-// The same for kernel 6 and B texts: launch(C, teams).
-template <class Launch> bool decode_layer_sizes6(int B, int C, const Launch& launch) {
-    auto with = [&](auto c) {
-        if (C == c.value) { B <= 8 ? launch(c, DecodeLayerInt<1>()) : launch(c, DecodeLayerInt<2>()); }
-        return C == c.value;
-    };
-    return B >= 1 && B <= DECODE_LAYER_TEXTS && (with(DecodeLayerInt<128>()) || with(DecodeLayerInt<768>()));
+template <int C, int TEAMS> __global__ void __launch_bounds__(DecodeLayerTexts<C, TEAMS>::THREADS, 1)
+    decode_layer_sm90_kernel6(const __grid_constant__ DecodeLayers layers, const floatX* packed,
+                              const __grid_constant__ DecodeLayerParts parts) {
+    decode_layers_run<DecodeLayerTexts<C, TEAMS>>(layers, packed, parts);
 }
-// Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none for C.
-template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH, const Run& run) {
-    auto one = [&](auto c, auto cluster) {
-        size_t bytes = sizeof(DecodeLayerShared5<c.value, cluster.value>);
-        run(decode_layer_sm90_kernel5<c.value, cluster.value>,
-            LaunchShape(NH * cluster.value, DECODE_LAYER_THREADS5, bytes, cluster.value, true));
+
+// Blocks of a cluster, which computes a head, in the kernels for C. 0: there are none.
+constexpr int decode_layer_blocks(int C) {
+    return C == 128 || C == 768 ? 8 : C == 320 || C == 1024 || C == 1280 || C == 1600 ? 4 : 0;
+}
+// Calls run(kernel, shape) with kernel 5 or 6 for B texts and the shape of its launch. Returns false if there is none.
+template <class Run> bool decode_layers_kernel(int number, int B, int C, const Run& run) {
+    auto with = [&](auto channels) {
+        constexpr int c = channels.value, cluster = decode_layer_blocks(c);
+        if (C != c) { return false; }
+        if (number == 5) { run(decode_layer_sm90_kernel5<c, cluster>, DecodeLayerText<c, cluster>::shape()); }
+        if constexpr (cluster == 8) {
+            if (number == 6 && B <= 8) { run(decode_layer_sm90_kernel6<c, 1>, DecodeLayerTexts<c, 1>::shape()); }
+            if (number == 6 && B > 8) { run(decode_layer_sm90_kernel6<c, 2>, DecodeLayerTexts<c, 2>::shape()); }
+        }
+        return number == 5 || cluster == 8;
     };
-    auto several = [&](auto c, auto teams) {
-        size_t bytes = sizeof(DecodeLayerShared6<c.value, teams.value>);
-        run(decode_layer_sm90_kernel6<c.value, teams.value>,
-            LaunchShape(NH * 8, teams.value * DECODE_LAYER_THREADS + 128, bytes, 8, true));
-    };
-    return kernel == 5 ? decode_layer_sizes(C, one) : decode_layer_sizes6(B, C, several);
+    if (B < 1 || B > (number == 5 ? 1 : DECODE_LAYER_TEXTS)) { return false; }
+    return with(std::integral_constant<int, 128>()) || with(std::integral_constant<int, 320>()) ||
+           with(std::integral_constant<int, 768>()) || with(std::integral_constant<int, 1024>()) ||
+           with(std::integral_constant<int, 1280>()) || with(std::integral_constant<int, 1600>());
 }
 
 #endif
@@ -12006,11 +11078,9 @@ template <class Run> bool decode_layers_kernel(int kernel, int B, int C, int NH,
 bool decode_layers_runs(int B, int C, int F, int NH, int capacity) {
     bool fits = false;
 #if !defined(ENABLE_FP32)
-    if (C != NH * DECODE_LAYER_HS || F != DECODE_LAYER_MLP * C || B > DECODE_LAYER_TEXTS || !has_sm90a()) {
-        return false;
-    }
-    if (B == 1 && capacity > DecodeLayerSizes<768, 8>::CAPACITY) { return false; }
-    decode_layers_kernel(B == 1 ? 5 : 6, B, C, NH, [&](auto kernel, const LaunchShape& shape) {
+    if (C != NH * DECODE_LAYER_HS || F != DECODE_LAYER_MLP * C || !has_sm90a()) { return false; }
+    if (B == 1 && capacity > DecodeLayerText<768, 8>::CAPACITY) { return false; }
+    decode_layers_kernel(B == 1 ? 5 : 6, B, C, [&](auto kernel, const LaunchShape& shape) {
         int num_clusters = 0; // all blocks must run at once
         LaunchConfig config(kernel, shape, NULL);
         cudaCheck(cudaOccupancyMaxActiveClusters(&num_clusters, kernel, &config));
@@ -12031,12 +11101,10 @@ void decode_layers_pack(floatX* packed, const DecodeLayers& layers, const Execut
     size_t n = decode_layers_packed(layers.num, C);
     Op op(exec, 2.0 * n * sizeof(floatX), 0, "decode_layers_pack");
 #if !defined(ENABLE_FP32)
-    bool done = decode_layer_sizes(C, [&](auto, auto cluster) {
-        unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
-        launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, cluster.value,
-                      n / x128::size);
-    });
-    require(done);
+    require(decode_layer_blocks(C) > 0);
+    unsigned blocks = (unsigned)ceil_div(n / x128::size, (size_t)256);
+    launch_kernel(decode_layers_pack_kernel5, LaunchShape(blocks, 256), exec, packed, layers, decode_layer_blocks(C),
+                  n / x128::size);
 #else
     (void)packed;
 #endif
@@ -12057,11 +11125,12 @@ void decode_layers(const DecodeLayers& layers, int B, const floatX* packed, uint
     Op op(exec, weights * sizeof(floatX), 2 * weights * B, "decode_layers");
 #if !defined(ENABLE_FP32)
     int NH = layers.first.NH;
-    size_t n = (size_t)NH * C, n6 = decode_layers_triples(C, NH);
-    uint4* triples = reinterpret_cast<uint4*>(scratch + 2 * n);
-    uint32_t* counters = reinterpret_cast<uint32_t*>(triples + 2 * n6);
-    DecodeLayerParts parts = {scratch, scratch + n, triples, triples + n6, counters, counters + 1, B};
-    bool done = decode_layers_kernel(kernel, B, C, NH, [&](auto kernel, const LaunchShape& shape) {
+    size_t n = (size_t)NH * C / 2, n6 = decode_layers_triples(C, NH); // of kernel 5, of kernel 6
+    uint4 *parts5 = reinterpret_cast<uint4*>(scratch), *parts6 = parts5 + 2 * n;
+    uint32_t* counters = reinterpret_cast<uint32_t*>(parts6 + 2 * n6);
+    DecodeLayerParts parts = {{parts5, parts5 + n}, counters, counters + 1, B};
+    if (kernel == 6) { parts.of_half[0] = parts6, parts.of_half[1] = parts6 + n6; }
+    bool done = decode_layers_kernel(kernel, B, C, [&](auto kernel, const LaunchShape& shape) {
         launch_kernel(kernel, shape, exec, layers, packed, parts);
     });
     require(done);
@@ -12460,13 +11529,7 @@ __host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bo
     return texts == 64 ? (norm ? 5 : 10) : texts == 16 && norm ? 10 : 12;
 }
 
-struct DecodeMatmulArguments {
-    const floatX *x, *norm_weight, *norm_bias;
-    WeightMatrix weight;
-    const floatX *bias, *residual;
-    int B, K, OC;
-    bool gelu;
-    float epsilon;   // of the layernorm
+struct DecodeMatmulArguments : DecodeProduct {
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
     int log_cluster; // log2 of the blocks per cluster
     int stride;      // of the rows of x in shared memory, in elements
@@ -12553,16 +11616,6 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
-__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
-                                               float rstd) {
-    x128 v = vec128_from_bits<floatX>(bits);
-#pragma unroll
-    for (int e = 0; e < x128::size; e++) {
-        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
-    }
-    return vec128_bits(v);
-}
-
 // Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
 // (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
 // cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
@@ -12577,36 +11630,29 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
     const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
                                                      slice.begin * DECODE_MATMUL_CHUNK);
-    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+    Packed128* to = reinterpret_cast<Packed128*>(shared_x + b * a.stride);
 
     // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
-    int4 v[ahead];
+    Packed128 v[ahead];
     float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
     int begin = 0;
 #pragma unroll 1
     for (;; begin += ahead * lanes) {
+        auto inside = [&](int i) { return begin + i * lanes + lane < num_vec; };
 #pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            int at = begin + i * lanes + lane;
-            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
-        }
-        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
-        }
-        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
-        hold_packed(v);
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
-        }
+        for (int i = 0; i < ahead; i++) { v[i].bits = inside(i) ? __ldcg(from + begin + i * lanes + lane) : int4{}; }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size);
+        float2 moments = layernorm_moments(
+            v,
+            [&](float sum) {
+                hold_packed(v);
+                return now > 0.0f ? sum / now : 0.0f;
+            },
+            inside);
+        float center = moments.x;
         hold_packed(v);
         float both = count + now, share = both > 0.0f ? now / both : 0.0f;
-        squares += own + (center - mean) * (center - mean) * count * share;
+        squares += moments.y + (center - mean) * (center - mean) * count * share;
         mean += (center - mean) * share, count = both;
         if (begin + ahead * lanes >= num_vec) { break; }
 #pragma unroll
@@ -12647,15 +11693,15 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
 #pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
-        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+        to[at].bits = vec128_bits(layernorm_vector(to[at], scale[at], shift[at], mean, rstd));
     }
 #pragma unroll
     for (int i = 0; i < ahead; i++) {
         int at = begin + i * lanes + lane;
-        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+        if (at < num_vec) { to[at].bits = vec128_bits(layernorm_vector(v[i], scale[at], shift[at], mean, rstd)); }
     }
 #pragma unroll 1
-    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at].bits = int4{}; }
 }
 
 // Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
@@ -13007,14 +12053,13 @@ inline int decode_matmul_log2(int x) { // a power of two
 }
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
-template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
+template <class Out> void decode_matmul_launch(Out* out, const DecodeProduct& p, const DecodeMatmulPlan& plan,
                                                bool early, const Execution& exec) {
+    DecodeMatmulArguments a = {p, decode_matmul_log2(plan.rows), decode_matmul_log2(plan.cluster), plan.stride};
     require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
-    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
-    a.stride = plan.stride;
     void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
     weight_dispatch(a.weight, [&](auto type) {
         kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
@@ -13032,20 +12077,14 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
     return B <= DECODE_MATMUL_MAX_TEXTS && decode_matmul_runs(decode_matmul_choose(0, 0, norm, false, B, K, OC), B);
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
-// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
-// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
-// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
-bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, float epsilon, const Execution& exec) {
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
-    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
-    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
-                         plan, true, exec);
+// Computes p, whose residual excludes gelu and a layernorm. Weights and biases are read while the previous kernel in the stream may still
+// run, so no kernel of the step may write them. Returns false, and launches nothing, for other numbers of texts than
+// DECODE_MATMUL_MIN_TEXTS to DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const DecodeProduct& p, const Execution& exec) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, p.norm_weight != NULL, false, p.B, p.K, p.OC);
+    if (p.B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, p.B)) { return false; }
+    Op op(exec, p.bytes(sizeof(*out)), p.flops(), "decode_matmul %d -> %d", p.K, p.OC);
+    decode_matmul_launch(out, p, plan, true, exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -13057,11 +12096,8 @@ constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
 // With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
 constexpr int DECODE_HEAD_MAX_TEXTS5 = 32;
 
-struct DecodeHeadArguments {
-    const floatX *x, *norm_weight, *norm_bias;
-    const float* scales;
-    int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
-    float epsilon;                       // of the layernorm
+struct DecodeHeadArguments : DecodeProduct {
+    int num_boxes, num_stages; // num_boxes: of the weight, per tile
 };
 
 // sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
@@ -13104,52 +12140,40 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
         texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
     int lane = threadIdx.x % 32, num_vec = a.K / size;
     auto vec = [=](int i) { return i * 32 + lane; };
-    int4 weight[most], bias[most];
+    auto inside = [=](int i) { return vec(i) < num_vec; };
+    Packed128 weight[most], bias[most];
 #pragma unroll
     for (int i = 0; i < most; i++) {
-        bool there = vec(i) < num_vec;
-        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
-        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
+        weight[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : int4{};
+        bias[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : int4{};
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
-    const int4* rows = reinterpret_cast<const int4*>(a.x);
 #pragma unroll 1
     for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
-        int4 x[together][most];
+        Packed128 x[together][most];
 #pragma unroll
         for (int t = 0; t < together; t++) {
-            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
+            const int4* row = reinterpret_cast<const int4*>(a.x) + (size_t)min(first + t * warps, a.B - 1) * num_vec;
 #pragma unroll
-            for (int i = 0; i < most; i++) {
-                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
-            }
+            for (int i = 0; i < most; i++) { x[t][i].bits = inside(i) ? __ldcg(row + vec(i)) : int4{}; }
         }
 #pragma unroll
         for (int t = 0; t < together; t++) {
             int b = first + t * warps;
-            float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
-            }
-            float mean = lanes_sum<32>(sum) / (float)a.K;
-            hold_packed(x[t]);
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                float less = vec(i) < num_vec ? mean : 0.0f;
-                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
-            }
-            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
+            float2 statistics = layernorm_statistics(
+                x[t],
+                [&](float sum) {
+                    hold_packed(x[t]);
+                    return sum / (float)a.K;
+                },
+                a.epsilon, inside);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 int box = vec(i) / 8, chunk = vec(i) % 8;
                 if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
-                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
-                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
-                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
+                int4 normed = vec128_bits(layernorm_vector(x[t][i], weight[i], bias[i], statistics.x, statistics.y));
+                if (b >= a.B || !inside(i)) { normed = make_int4(0, 0, 0, 0); }
                 int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
                 if (!scaled) {
                     to[chunk ^ b % 8] = normed;
@@ -13251,7 +12275,7 @@ template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE
         int first = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4; // of the lane's two rows
         float scales[2] = {1.0f, 1.0f};
         for (int i = 0; i < 2; i++) {
-            if (scaled && first + 8 * i < a.OC) { scales[i] = a.scales[first + 8 * i]; }
+            if (scaled && first + 8 * i < a.OC) { scales[i] = a.weight.scales[first + 8 * i]; }
         }
 #pragma unroll
         for (int i = 0; i < texts / 2; i++) {
@@ -13282,54 +12306,40 @@ template <class W, int most> auto decode_head_kernel(int texts) {
            : texts == 32 ? decode_matmul_head_sm90_kernel6<W, 32, most>
                          : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
-inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
-                               const DecodeHeadPlan& plan, const Execution& exec) {
-    require(B > 0 && K % x128::size == 0 && OC > 0);
+inline void decode_head_launch(float* logits, const DecodeProduct& p, const DecodeHeadPlan& plan,
+                               const Execution& exec) {
+    require(p.B > 0 && p.K % x128::size == 0 && p.OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
-    weight_dispatch(weight, [&](auto type) {
+    weight_dispatch(p.weight, [&](auto type) {
         typedef decltype(type) W;
-        kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
+        kernel = p.K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
     });
     // two weights in 8 bits are as one of floatX for a copy
-    CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
-                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
-    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS))),
+    CUtensorMap map = tensor_map((const floatX*)p.weight.values, {p.K / plan.x_boxes, p.OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {p, plan.num_boxes, plan.num_stages};
+    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(p.OC, DECODE_HEAD_ROWS))),
                  dim3(DECODE_HEAD_CONSUMERS + 32), plan.shared_bytes(), exec, logits, map, a);
 }
 
-// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
-// 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
-// launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
-bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
-    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
-    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
-    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
-    if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
-        return true;
-    }
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
-                         true, exec);
+// logits (B,Vp) float: p with a layernorm alone. By kernel 6 for 1 to 64 texts, by kernel 5 where that does not run: for 2 to
+// DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and launches nothing, elsewhere. The
+// weight is read while the previous kernel in the stream may still run.
+bool decode_matmul_head(float* logits, const DecodeProduct& p, const Execution& exec) {
+    DecodeHeadPlan ring = decode_head_plan(p.weight, p.B, p.K);
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, p.B, p.K, p.OC);
+    bool many = p.B > DECODE_HEAD_MAX_TEXTS5 && p.weight.format == WEIGHTS_FULL;
+    if (!ring.num_stages && (many || !decode_matmul_runs(plan, p.B))) { return false; }
+    Op op(exec, p.bytes(sizeof(*logits)), p.flops(), "decode_matmul %d -> %d, head", p.K, p.OC);
+    require(p.norm_weight && !p.bias && !p.residual && !p.gelu);
+    ring.num_stages ? decode_head_launch(logits, p, ring, exec) : decode_matmul_launch(logits, p, plan, true, exec);
     return true;
 }
 
 #else // the tensor cores multiply 16-bit floats
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
-bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, float, const Execution&) {
-    return false;
-}
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
-                        const Execution&) {
-    return false;
-}
+bool decode_matmul(floatX*, const DecodeProduct&, const Execution&) { return false; }
+bool decode_matmul_head(float*, const DecodeProduct&, const Execution&) { return false; }
 
 #endif
 // ==== end promoted: decode_matmul ====

@@ -337,6 +337,13 @@ template <class T> __device__ inline int4 vec128_bits(const Vec128<T>& x) {
     return bits;
 }
 
+// An x128 whose elements are unpacked where they are read, see hold_packed().
+struct Packed128 {
+    int4 bits;
+    __device__ operator x128() const { return vec128_from_bits<floatX>(bits); }
+    __device__ floatX operator[](int i) const { return vec128_from_bits<floatX>(bits)[i]; }
+};
+
 // The elements of a vector as floats. A bf16 number is the upper half of a float: by bits that is one instruction for each
 // element, where (float)x[i] takes two for every second one.
 template <class T> struct Floats128 {
@@ -453,23 +460,40 @@ __device__ inline float2 fragment_column_sums(float (&v)[16]) {
     return make_float2(v[0], v[1]);
 }
 
-// Returns the mean and 1 / sqrt(variance + epsilon) of a row in a warp's registers, n vectors per lane. Vector j counts if
-// inside(j); otherwise it is zeros. mean_of(sum) divides a sum by the number of elements.
-template <class T, int n, class MeanOf, class Inside> __device__ inline float2
-layernorm_statistics(const T (&x)[n], const MeanOf& mean_of, float epsilon, const Inside& inside) {
+// Returns the mean of the elements of n vectors in registers, and the sum of the squared differences from it. Vector j counts if
+// inside(j); otherwise it is zeros. mean_of(sum) divides a sum by the number of elements, after it has added those of other lanes, if the
+// row has some.
+template <class T, int n, class MeanOf, class Inside>
+__device__ inline float2 layernorm_moments(const T (&x)[n], const MeanOf& mean_of, const Inside& inside) {
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int j = 0; j < n; j++) {
         for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
     }
-    float mean = mean_of(warp_sum(sum));
+    float mean = mean_of(sum);
 #pragma unroll
     for (int j = 0; j < n; j++) {
         for (int k = 0; inside(j) && k < x128::size; k++) {
             squares += ((float)x[j][k] - mean) * ((float)x[j][k] - mean);
         }
     }
-    return make_float2(mean, rsqrtf(mean_of(warp_sum(squares)) + epsilon));
+    return make_float2(mean, squares);
+}
+// The mean and 1 / sqrt(variance + epsilon) of a row in a warp's registers, n vectors per lane, as above.
+template <class T, int n, class MeanOf, class Inside> __device__ inline float2
+layernorm_statistics(const T (&x)[n], const MeanOf& mean_of, float epsilon, const Inside& inside) {
+    float2 moments = layernorm_moments(
+        x, [&](float sum) { return mean_of(warp_sum(sum)); }, inside);
+    return make_float2(moments.x, rsqrtf(mean_of(warp_sum(moments.y)) + epsilon));
+}
+// The layernorm of a vector of a row.
+template <class T> __device__ inline x128 layernorm_vector(T x, x128 weight, x128 bias, float mean, float rstd) {
+    x128 normed;
+#pragma unroll
+    for (int k = 0; k < x128::size; k++) {
+        normed[k] = (floatX)(((float)x[k] - mean) * rstd * (float)weight[k] + (float)bias[k]);
+    }
+    return normed;
 }
 
 // ---- rounding -----------------------------------------------------------------------

@@ -1023,9 +1023,12 @@ __device__ inline half2 unpack_e4m3x2(uint32_t bits) {
 
 // The compiler may unpack 16-bit elements once and keep the floats, which take twice the registers of x. After a call it
 // has only x itself, and unpacks again.
-template <int n> __device__ inline void hold_packed(int4 (&x)[n]) {
+template <int n> __device__ inline void hold_packed(Packed128 (&x)[n]) {
 #pragma unroll
-    for (int i = 0; i < n; i++) { asm volatile("" : "+r"(x[i].x), "+r"(x[i].y), "+r"(x[i].z), "+r"(x[i].w)); }
+    for (int i = 0; i < n; i++) {
+        int4& bits = x[i].bits;
+        asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    }
 }
 
 // Returns p, and hides from the compiler that p does not change. Otherwise it keeps each address that follows from p in registers

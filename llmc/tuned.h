@@ -1,7 +1,6 @@
 /*
 Configurations of kernels that were measured on the GPU: `make tune` in dev/cuda writes a file of them, and train_gpt2cu
---tuned FILE uses it. A configuration is a number of threads: those of a block, or, in layernorm_backward with rows longer
-than a warp holds, those of an SM.
+--tuned FILE uses it. A configuration is a number of threads: those of a block or, in layernorm_backward, those of an SM.
 
 The file is CSV with one row per op, GPU, precision and shape. config 0 means that no other configuration was faster than
 the launcher's default by more than the noise:

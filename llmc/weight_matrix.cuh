@@ -28,6 +28,21 @@ struct WeightMatrix {
     }
 };
 
+// A product of generation: out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual. A NULL pointer and its operation are left out.
+struct DecodeProduct {
+    const floatX *x, *norm_weight, *norm_bias; // (B,K), (K), (K)
+    WeightMatrix weight;                       // (OC,K)
+    const floatX *bias, *residual;             // (OC), (B,OC), which may be out itself
+    int B, K, OC;
+    bool gelu;
+    float epsilon; // added to the variance in the layernorm
+    double flops() const { return 2.0 * B * OC * K; }
+    double bytes(size_t of_out) const { // that it must move; of_out: of an element of out
+        double elements = (double)B * K + (residual ? (double)B * OC : 0.0);
+        return weight.bytes(OC, K) + elements * sizeof(floatX) + (double)B * OC * of_out;
+    }
+};
+
 // Calls launch(W()) with the type of the matrix's values.
 template <class Launch> void weight_dispatch(const WeightMatrix& weight, Launch launch) {
     if (weight.format == WEIGHTS_FULL) { launch(floatX()); }

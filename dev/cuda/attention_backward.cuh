@@ -504,7 +504,8 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 //     key tile 0         step 0   step 1   step 2   step 3
 //
 // Each column, read downwards, is the order of one sum: step 0 stores the first term, key tile 0 adds the last one and
-// writes dq. Work items start in the order of the rows, from key tile 3 down, so they hardly wait for each other.
+// writes dq. The work items of a head start in the order of the rows, from key tile 3 down. In kernel 11, items of several heads
+// alternate, so an item starts some time after the item for which it waits.
 //
 // With HS = 128 the query tiles have 64 queries, so that the accumulators fit in registers: two steps for each step above.
 // A warpgroup then computes 64 of the 128 columns of dq, instead of 64 of the 128 queries.
@@ -520,6 +521,7 @@ struct AttentionBackwardSm90Args {
     float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
+    unsigned group; // heads whose work items alternate
     float scale;
 };
 
@@ -530,6 +532,9 @@ template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(
     AttentionBackwardSm90Args args = {};
     args.T = a.T, args.NH = a.NH, args.num_heads = a.B * a.NH, args.num_tiles = ceil_div(a.T, 128),
     args.scale = a.scale;
+    // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
+    size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
+    args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)a.scratch % 16 == 0); // bulk copies need this alignment
@@ -717,9 +722,11 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     s = k q^T, then dp = v dout^T     P = exp2(s - lse) as soon as s is complete
 //                                       dS = P * (dp - dsum)
 //     dv += P dout                      dS to shared memory
-//     dk += dS q                        barrier of the two warpgroups: dS of all 128 keys is complete
+//                                       barrier of the two warpgroups: dS of all 128 keys is complete
 //     dq = dS^T k                       wait
-//                                       dq to shared memory, for the adder
+//     dk += dS q                        dq to shared memory, for the adder
+//
+// With HS = 128, dk comes before the barrier.
 //
 // dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
 // its own rows there, and waits before it needs them again.
@@ -868,6 +875,8 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
                                                             int work, int n, int& i) {
     constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+    // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
+    constexpr bool DQ_FIRST = HS == 64;
     int lane = threadIdx.x % 32;
     float scale = args.scale;
     uint64_t k = wgmma_descriptor(smem.k + warpgroup * 64 * 64), v = wgmma_descriptor(smem.v + warpgroup * 64 * 64);
@@ -931,22 +940,28 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
-        attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
-        wgmma_commit();
+        if (!DQ_FIRST) {
+            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+        }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
+        if (DQ_FIRST) {
+            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
+            wgmma_commit();
+        }
         wgmma_wait<1>();
         wgmma_hold(dv);
-        wgmma_hold(dk);
-        if (lane == 0) {
-            mbarrier_arrive(&smem.dout_empty[i % 2]);
-            mbarrier_arrive(&smem.q_empty[i % 2]);
+        if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }
+        if (!DQ_FIRST) {
+            wgmma_hold(dk);
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
+            wgmma_wait<0>();
         }
-        wgmma_wait<0>();
-        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
         wgmma_hold(dq);
+        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
 
         mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
         if (j > 0) {
@@ -965,6 +980,11 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup]);
+        if (DQ_FIRST) {
+            wgmma_wait<0>();
+            wgmma_hold(dk);
+            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
+        }
     }
     if (j == 0) { wait_for_stores(); }
 #pragma unroll
@@ -1003,6 +1023,15 @@ template <class SMem, class F> __device__ inline void attention_backward_sm90_ea
     }
 }
 
+// Returns the work item of a ticket. Tickets count through the key tiles, from the last down, and for each key tile through the
+// heads of a group.
+__device__ inline int attention_backward_sm90_item(const AttentionBackwardSm90Args& args, unsigned ticket) {
+    unsigned first = ticket / (args.group * args.num_tiles) * args.group;
+    unsigned num_heads = min(args.group, args.num_heads - first);
+    ticket -= first * args.num_tiles;
+    return (first + ticket % num_heads) * args.num_tiles + ticket / num_heads;
+}
+
 // The producer thread. It draws the next ticket only after issuing all loads of the current item: a ticket drawn
 // earlier would idle here while later items, which depend on it, start on other SMs.
 template <class SMem> __device__ inline void attention_backward_sm90_producer(const AttentionBackwardSm90Args& args,
@@ -1011,11 +1040,12 @@ template <class SMem> __device__ inline void attention_backward_sm90_producer(co
     unsigned i = 0;
 #pragma unroll 1
     for (unsigned n = 0;; n++) {
-        int work = atomicAdd(args.ticket, 1);
+        int ticket = atomicAdd(args.ticket, 1), num_work = args.num_heads * args.num_tiles;
+        int work = ticket < num_work ? attention_backward_sm90_item(args, ticket) : num_work;
         mbarrier_wait(&smem.work_empty[n % 2], (n / 2 + 1) % 2);
         smem.work[n % 2] = work;
         mbarrier_arrive(&smem.work_full[n % 2]);
-        if (work >= args.num_heads * args.num_tiles) { return; }
+        if (work >= num_work) { return; }
         attention_backward_sm90_load_item(args, smem, qkv_map, dout_map, work, n, i);
     }
 }
@@ -1033,7 +1063,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
     grid_launch_dependents();
     grid_wait_dependency();
     if (warp < 4) {
-        warpgroup_fewer_registers<HS == 64 ? 24 : 40>(); // the producer of two boxes per tile needs more than 24
+        warpgroup_fewer_registers<40>();
         if (lane != 0) { return; }
         if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
         if (warp == 1 || warp == 2) {
@@ -1045,7 +1075,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
         }
         return;
     }
-    warpgroup_more_registers<HS == 64 ? 240 : 232>();
+    warpgroup_more_registers<232>();
     int warpgroup = warp / 4 - 1, row = (warp - 4) * 16, i = 0;
     attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int n) {
         attention_backward_sm90_compute_item(args, smem, dqkv_map, warpgroup, row, work, n, i);

@@ -11,8 +11,8 @@
    this takes about 4 us per layer on an H100 (15.8 MB). The phases wait for each other for longer than that.
    Constraint: C % 8 == 0. Kernels 2 to 6: sm_90a, 16-bit floatX, heads of 64. Kernels 2 to 5: one text, C <= 1792. Kernels 2
    and 3: what a block keeps of the weights and of the cache must fit its shared memory. Kernels 3 to 6: all clusters on the
-   GPU at once. Kernel 5: the sizes of C in decode_layer_sizes(), and a capacity of up to 1024. Kernel 6: C in
-   decode_layer_sizes6(). No other kernel that waits for blocks of its own may run beside kernels 3 to 6 (MPS).
+   GPU at once. Kernel 5: the sizes of C in decode_layer_blocks(), and a capacity of up to 1024. Kernel 6: those with 8
+   blocks. No other kernel that waits for blocks of its own may run beside kernels 3 to 6 (MPS).
    Error: the results of five phases of a layer are rounded to floatX, as in training: 3 + L ulps of floatX of 1, and 2
    ulps of x.
    Source: a cluster per head, for qkv, attention and projection: the idea is ClusterFusion's (Luo et al. 2025,
@@ -48,22 +48,18 @@ struct DecodeLayerScratch1 {
 };
 
 // Computes a matmul like generation does: with tensor cores for several sequences.
-static void decode_layer1_product(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                                  const floatX* weight, const floatX* bias, const floatX* residual, bool gelu, int B,
-                                  int C, int OC, float epsilon, cudaStream_t stream) {
-    if (decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, C, OC, epsilon, stream)) {
-        return;
-    }
-    decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, C, OC, epsilon, stream);
+static void decode_layer1_product(floatX* out, const DecodeProduct& p, cudaStream_t stream) {
+    if (!decode_matmul(out, p, stream)) { decode_matvec(out, p, stream); }
 }
 void decode_layer1_one(const DecodeLayer& l, int B, const DecodeLayerScratch1& s, cudaStream_t stream) {
     int C = l.C;
-    decode_layer1_product(s.qkv, l.x, l.ln1w, l.ln1b, l.qkvw, l.qkvb, NULL, false, B, C, 3 * C, l.epsilon, stream);
+    float e = l.epsilon;
+    decode_layer1_product(s.qkv, {l.x, l.ln1w, l.ln1b, l.qkvw, l.qkvb, NULL, B, C, 3 * C, false, e}, stream);
     decode_attention(s.atty, l.keys, l.values, s.attention, s.qkv, l.position, B, C, l.NH, l.capacity,
                      1.0f / sqrtf((float)(C / l.NH)), stream);
-    decode_layer1_product(l.x, s.atty, NULL, NULL, l.attprojw, l.attprojb, l.x, false, B, C, C, l.epsilon, stream);
-    decode_layer1_product(s.fch, l.x, l.ln2w, l.ln2b, l.fcw, l.fcb, NULL, true, B, C, 4 * C, l.epsilon, stream);
-    decode_layer1_product(l.x, s.fch, NULL, NULL, l.fcprojw, l.fcprojb, l.x, false, B, 4 * C, C, l.epsilon, stream);
+    decode_layer1_product(l.x, {s.atty, NULL, NULL, l.attprojw, l.attprojb, l.x, B, C, C, false, e}, stream);
+    decode_layer1_product(s.fch, {l.x, l.ln2w, l.ln2b, l.fcw, l.fcb, NULL, B, C, 4 * C, true, e}, stream);
+    decode_layer1_product(l.x, {s.fch, NULL, NULL, l.fcprojw, l.fcprojb, l.x, B, 4 * C, C, false, e}, stream);
 }
 void decode_layer1(const DecodeLayers& layers, int B, const DecodeLayerScratch1& s, cudaStream_t stream) {
     for (int i = 0; i < layers.num; i++) { decode_layer1_one(layers[i], B, s, stream); }
@@ -1169,8 +1165,7 @@ static void declare(Bench& b) {
     bool runs5 = B == 1 && (b.dry || decode_layers_runs(1, C, 4 * C, NH, capacity));
     bool runs6 = b.dry || decode_layers_runs(std::max(B, 2), C, 4 * C, NH, capacity);
     if (runs5 || runs6) {
-        int cluster = 8;
-        decode_layer_sizes(C, [&](auto, auto r) { cluster = r.value; });
+        int cluster = b.dry ? 8 : decode_layer_blocks(C);
         Buffer<floatX> packed = b.input_from<floatX>("packed", L * 12 * c * c, [=](float* to) {
             const float* host = weights.host;
             // where they begin in a layer

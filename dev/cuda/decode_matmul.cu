@@ -43,19 +43,17 @@
 
 // ---- kernel 0: layernorm_forward, cuBLASLt and gelu_forward, a launch each ------------------------------------------
 
-void decode_matmul0(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                    const floatX* weight, const floatX* bias, const floatX* residual, floatX* norm, float* moments,
-                    bool gelu, int B, int K, int OC, float epsilon, cudaStream_t stream) {
-    if (norm_weight) {
-        layernorm_forward(norm, moments, moments + B, x, norm_weight, norm_bias, B, K, epsilon, stream);
-        x = norm;
+void decode_matmul0(floatX* out, DecodeProduct p, floatX* norm, float* moments, cudaStream_t stream) {
+    if (p.norm_weight) {
+        layernorm_forward(norm, moments, moments + p.B, p.x, p.norm_weight, p.norm_bias, p.B, p.K, p.epsilon, stream);
+        p.x = norm;
     }
     LinearCall call;
-    call.out = out, call.inp = x, call.weight = weight, call.bias = bias, call.add = residual;
-    call.M = B, call.N = OC, call.K = K;
+    call.out = out, call.inp = p.x, call.weight = (const floatX*)p.weight.values, call.bias = p.bias;
+    call.add = p.residual, call.M = p.B, call.N = p.OC, call.K = p.K;
     bool supported = cublaslt_linear(call, stream);
     require(supported);
-    if (gelu) { gelu_forward(out, out, (size_t)B * OC, stream); }
+    if (p.gelu) { gelu_forward(out, out, (size_t)p.B * p.OC, stream); }
 }
 
 #if !defined(ENABLE_FP32)
@@ -131,17 +129,15 @@ __global__ void decode_matmul_kernel2(floatX* out, const floatX* x, const floatX
 // Launches kernel 1 or 2. If there is a layernorm, the normalised x is first written to norm (B,K).
 typedef void (*DecodeMatmulKernel12)(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool, int,
                                      int, int);
-void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, const floatX* norm_weight,
-                     const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
-                     floatX* norm, bool gelu, int B, int K, int OC, float epsilon, cudaStream_t stream,
+void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, DecodeProduct p, floatX* norm, cudaStream_t stream,
                      int block_size) {
-    if (norm_weight) {
-        decode_matmul_norm_kernel1<<<B, 32, 0, stream>>>(norm, x, norm_weight, norm_bias, K, epsilon);
+    if (p.norm_weight) {
+        decode_matmul_norm_kernel1<<<p.B, 32, 0, stream>>>(norm, p.x, p.norm_weight, p.norm_bias, p.K, p.epsilon);
         cudaCheck(cudaGetLastError());
-        x = norm;
+        p.x = norm;
     }
-    kernel<<<dim3(ceil_div(OC, block_size / 2), ceil_div(B, 8)), block_size, 0, stream>>>(out, x, weight, bias,
-                                                                                          residual, gelu, B, K, OC);
+    kernel<<<dim3(ceil_div(p.OC, block_size / 2), ceil_div(p.B, 8)), block_size, 0, stream>>>(
+        out, p.x, (const floatX*)p.weight.values, p.bias, p.residual, p.gelu, p.B, p.K, p.OC);
     cudaCheck(cudaGetLastError());
 }
 
@@ -177,8 +173,6 @@ static void declare(Bench& b) {
         if (exact) { bench_fill_exact_large(host, (size_t)B * K, seed), bench_negate_halves(host, B, K); }
     });
     DecodeWeight w = declare_weight(b, format, exact, OC, K);
-    WeightMatrix weight = w.matrix;
-    const floatX* full_weight = (const floatX*)weight.values; // of kernels 0 to 2
     Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
                    residual = norm_weight;
     if (norm) {
@@ -187,9 +181,8 @@ static void declare(Bench& b) {
     }
     if (!head) { bias = b.input<floatX>("bias", OC); }
     if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
-    // bytes of out, and of residual if there is one
-    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
-    b.cost(weight.bytes(OC, K) + (double)B * K * sizeof(floatX) + outputs, 2.0 * B * OC * K);
+    DecodeProduct p = {x, norm_weight, norm_bias, w.matrix, bias, residual, B, K, OC, gelu, epsilon};
+    b.cost(p.bytes(head ? sizeof(float) : sizeof(floatX)), p.flops());
     b.reads_only();
 
     float ulp = ulp_of<floatX>(), of_terms = (norm ? 2.0f * ulp : 0.0f) + 1e-5f;
@@ -208,36 +201,25 @@ static void declare(Bench& b) {
     });
     if (full && !head && OC % 8 == 0) { // the library aligns rows to 16 bytes
         b.kernel(0, "layernorm, cuBLASLt and gelu, a launch each",
-                 [=](int) {
-                     decode_matmul0(out, x, norm_weight, norm_bias, full_weight, bias, residual, scratch, moments, gelu,
-                                    B, K, OC, epsilon, stream);
-                 },
-                 {0});
+                 [=](int) { decode_matmul0(out, p, scratch, moments, stream); }, {0});
     }
 #if !defined(ENABLE_FP32)
-    bool rings = head && (b.dry ? B <= 64 : decode_head_plan(weight, B, K).num_stages > 0);
+    bool rings = head && (b.dry ? B <= 64 : decode_head_plan(p.weight, B, K).num_stages > 0);
     auto launch345 = [=](int config, int cluster, bool early) {
-        DecodeMatmulArguments a = {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0};
         DecodeMatmulPlan plan =
             decode_matmul_choose(config ? config / 1000 : cluster, config % 1000, norm, head, B, K, OC);
-        head ? decode_matmul_launch<float>(logits, a, plan, early, stream)
-             : decode_matmul_launch<floatX>(out, a, plan, early, stream);
+        head ? decode_matmul_launch<float>(logits, p, plan, early, stream)
+             : decode_matmul_launch<floatX>(out, p, plan, early, stream);
     };
     if (full && !head) {
         b.kernel(
             1, "one warp per 16 rows and 8 texts, 4-byte loads",
-            [=](int bs) {
-                decode_matmul12(decode_matmul_kernel1, out, x, norm_weight, norm_bias, full_weight, bias, residual,
-                                scratch, gelu, B, K, OC, epsilon, stream, bs);
-            },
-            {32, 64, 128, 256}, 80);
+            [=](int bs) { decode_matmul12(decode_matmul_kernel1, out, p, scratch, stream, bs); }, {32, 64, 128, 256},
+            80);
         b.kernel(
             2, "16-byte loads, columns reordered in both operands",
-            [=](int bs) {
-                decode_matmul12(decode_matmul_kernel2, out, x, norm_weight, norm_bias, full_weight, bias, residual,
-                                scratch, gelu, B, K, OC, epsilon, stream, bs);
-            },
-            {32, 64, 128, 256}, 80);
+            [=](int bs) { decode_matmul12(decode_matmul_kernel2, out, p, scratch, stream, bs); }, {32, 64, 128, 256},
+            80);
     }
     // tiles of 16 rows are right for every number of texts: a thread stores at most two pairs of results
     b.kernel(
@@ -261,10 +243,7 @@ static void declare(Bench& b) {
         [=](int config) {
             bool launched = false;
             if (config == 0 && !rings) {
-                launched =
-                    head ? decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, epsilon, stream)
-                         : decode_matmul(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC,
-                                         epsilon, stream);
+                launched = head ? decode_matmul_head(logits, p, stream) : decode_matmul(out, p, stream);
             }
             if (!launched) { launch345(config, 0, true); } // any number of texts
         },
@@ -274,8 +253,7 @@ static void declare(Bench& b) {
         b.kernel(
             6, "the head alone: weights by TMA through a ring, wgmma",
             [=](int) {
-                bool launched =
-                    decode_matmul_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, epsilon, stream);
+                bool launched = decode_matmul_head(logits, p, stream);
                 require(launched);
             },
             {0}, -90);

@@ -29,13 +29,7 @@ __host__ __device__ constexpr int decode_matmul_ahead(bool scaled, int texts, bo
     return texts == 64 ? (norm ? 5 : 10) : texts == 16 && norm ? 10 : 12;
 }
 
-struct DecodeMatmulArguments {
-    const floatX *x, *norm_weight, *norm_bias;
-    WeightMatrix weight;
-    const floatX *bias, *residual;
-    int B, K, OC;
-    bool gelu;
-    float epsilon;   // of the layernorm
+struct DecodeMatmulArguments : DecodeProduct {
     int log_rows;    // log2 of the rows of the weight per tile: 16 per group of warps
     int log_cluster; // log2 of the blocks per cluster
     int stride;      // of the rows of x in shared memory, in elements
@@ -122,16 +116,6 @@ decode_matmul_multiply(float sums[2][texts / 8][4], const DecodeMatmulPairs& w, 
     }
 }
 
-__device__ inline int4 decode_matmul_normalise(int4 bits, const x128& scale, const x128& shift, float mean,
-                                               float rstd) {
-    x128 v = vec128_from_bits<floatX>(bits);
-#pragma unroll
-    for (int e = 0; e < x128::size; e++) {
-        v[e] = (floatX)(((float)v[e] - mean) * rstd * (float)scale[e] + (float)shift[e]);
-    }
-    return vec128_bits(v);
-}
-
 // Writes the block's columns of the normalised x to shared_x (texts,stride); rows past B repeat the last row. shared_norm
 // (2,num_columns) holds the block's columns of norm_weight and of norm_bias, which cp.async may still be writing. In a
 // cluster, moments (cluster,texts) receive the mean and the sum of squared differences of each block's columns; their
@@ -146,36 +130,29 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     int num_vec = slice.num_vec(a.K), padded_vec = (slice.end - slice.begin) * DECODE_MATMUL_CHUNK / x128::size;
     const int4* from = reinterpret_cast<const int4*>(a.x + (size_t)min(first_b + b, a.B - 1) * a.K +
                                                      slice.begin * DECODE_MATMUL_CHUNK);
-    int4* to = reinterpret_cast<int4*>(shared_x + b * a.stride);
+    Packed128* to = reinterpret_cast<Packed128*>(shared_x + b * a.stride);
 
     // the moments of this thread's vectors, `ahead` at a time; the last ones stay in v
-    int4 v[ahead];
+    Packed128 v[ahead];
     float count = 0.0f, mean = 0.0f, squares = 0.0f; // squares: the sum of the squared differences from the mean
     int begin = 0;
 #pragma unroll 1
     for (;; begin += ahead * lanes) {
+        auto inside = [&](int i) { return begin + i * lanes + lane < num_vec; };
 #pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            int at = begin + i * lanes + lane;
-            v[i] = at < num_vec ? __ldcg(from + at) : make_int4(0, 0, 0, 0);
-        }
-        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size), sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < ahead; i++) { // vectors that do not exist are zeros
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { sum += (float)x[e]; }
-        }
-        float center = now > 0.0f ? sum / now : 0.0f, own = 0.0f;
-        hold_packed(v);
-#pragma unroll
-        for (int i = 0; i < ahead; i++) {
-            float less = begin + i * lanes + lane < num_vec ? center : 0.0f;
-            x128 x = vec128_from_bits<floatX>(v[i]);
-            for (int e = 0; e < x128::size; e++) { own += ((float)x[e] - less) * ((float)x[e] - less); }
-        }
+        for (int i = 0; i < ahead; i++) { v[i].bits = inside(i) ? __ldcg(from + begin + i * lanes + lane) : int4{}; }
+        float now = (float)(min(max(ceil_div(num_vec - begin - lane, lanes), 0), ahead) * x128::size);
+        float2 moments = layernorm_moments(
+            v,
+            [&](float sum) {
+                hold_packed(v);
+                return now > 0.0f ? sum / now : 0.0f;
+            },
+            inside);
+        float center = moments.x;
         hold_packed(v);
         float both = count + now, share = both > 0.0f ? now / both : 0.0f;
-        squares += own + (center - mean) * (center - mean) * count * share;
+        squares += moments.y + (center - mean) * (center - mean) * count * share;
         mean += (center - mean) * share, count = both;
         if (begin + ahead * lanes >= num_vec) { break; }
 #pragma unroll
@@ -216,15 +193,15 @@ template <int texts> __device__ void decode_matmul_norm(floatX* shared_x, const 
     const x128 *scale = shared_norm, *shift = shared_norm + num_columns / x128::size;
 #pragma unroll 1
     for (int at = lane; at < begin; at += lanes) {
-        to[at] = decode_matmul_normalise(to[at], scale[at], shift[at], mean, rstd);
+        to[at].bits = vec128_bits(layernorm_vector(to[at], scale[at], shift[at], mean, rstd));
     }
 #pragma unroll
     for (int i = 0; i < ahead; i++) {
         int at = begin + i * lanes + lane;
-        if (at < num_vec) { to[at] = decode_matmul_normalise(v[i], scale[at], shift[at], mean, rstd); }
+        if (at < num_vec) { to[at].bits = vec128_bits(layernorm_vector(v[i], scale[at], shift[at], mean, rstd)); }
     }
 #pragma unroll 1
-    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at] = make_int4(0, 0, 0, 0); }
+    for (int at = num_vec + lane; at < padded_vec; at += lanes) { to[at].bits = int4{}; }
 }
 
 // Starts the copy of the block's columns of x to shared_x (texts,stride); zeros outside of the matrix.
@@ -576,14 +553,13 @@ inline int decode_matmul_log2(int x) { // a power of two
 }
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
-template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a, const DecodeMatmulPlan& plan,
+template <class Out> void decode_matmul_launch(Out* out, const DecodeProduct& p, const DecodeMatmulPlan& plan,
                                                bool early, const Execution& exec) {
+    DecodeMatmulArguments a = {p, decode_matmul_log2(plan.rows), decode_matmul_log2(plan.cluster), plan.stride};
     require(a.B > 0 && a.K > 0 && a.K % x128::size == 0 && a.OC > 0);
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
-    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
-    a.stride = plan.stride;
     void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
     weight_dispatch(a.weight, [&](auto type) {
         kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
@@ -601,20 +577,14 @@ bool decode_matmul_runs(bool norm, int B, int K, int OC) {
     return B <= DECODE_MATMUL_MAX_TEXTS && decode_matmul_runs(decode_matmul_choose(0, 0, norm, false, B, K, OC), B);
 }
 
-// out (B,OC) = gelu?(layernorm?(x) weight^T + bias) + residual | x (B,K) | norm_weight, norm_bias (K) or NULL
-// | weight (OC,K) | bias (OC) or NULL | residual (B,OC) or NULL, may be out itself; a residual excludes gelu and a layernorm
-// Weights and biases are read while the previous kernel in the stream may still run, so no kernel of the step may write
-// them. Returns false, and launches nothing, for other numbers of texts than DECODE_MATMUL_MIN_TEXTS to
-// DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
-bool decode_matmul(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                   const WeightMatrix& weight, const floatX* bias, const floatX* residual, bool gelu, int B, int K,
-                   int OC, float epsilon, const Execution& exec) {
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, norm_weight != NULL, false, B, K, OC);
-    if (B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, B)) { return false; }
-    double others = (double)B * (K + (residual ? 2.0 : 1.0) * OC) * sizeof(floatX);
-    Op op(exec, weight.bytes(OC, K) + others, 2.0 * B * OC * K, "decode_matmul %d -> %d", K, OC);
-    decode_matmul_launch(out, {x, norm_weight, norm_bias, weight, bias, residual, B, K, OC, gelu, epsilon, 0, 0, 0},
-                         plan, true, exec);
+// Computes p, whose residual excludes gelu and a layernorm. Weights and biases are read while the previous kernel in the stream may still
+// run, so no kernel of the step may write them. Returns false, and launches nothing, for other numbers of texts than
+// DECODE_MATMUL_MIN_TEXTS to DECODE_MATMUL_MAX_TEXTS, for a K too large for shared memory, and where the device has no code for sm_90a.
+bool decode_matmul(floatX* out, const DecodeProduct& p, const Execution& exec) {
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, p.norm_weight != NULL, false, p.B, p.K, p.OC);
+    if (p.B > DECODE_MATMUL_MAX_TEXTS || !decode_matmul_runs(plan, p.B)) { return false; }
+    Op op(exec, p.bytes(sizeof(*out)), p.flops(), "decode_matmul %d -> %d", p.K, p.OC);
+    decode_matmul_launch(out, p, plan, true, exec);
     return true;
 }
 // ---- kernel 6: the head alone; weights by TMA through a ring in shared memory, which is full when x arrives -----------
@@ -626,11 +596,8 @@ constexpr int DECODE_HEAD_MIN_STAGES = 4, DECODE_HEAD_MAX_STAGES = 13;
 // With more texts and full weights, cuBLASLt is faster than kernel 5: 64 texts of 768 channels 34 us instead of 52.
 constexpr int DECODE_HEAD_MAX_TEXTS5 = 32;
 
-struct DecodeHeadArguments {
-    const floatX *x, *norm_weight, *norm_bias;
-    const float* scales;
-    int B, K, OC, num_boxes, num_stages; // num_boxes: of the weight, per tile
-    float epsilon;                       // of the layernorm
+struct DecodeHeadArguments : DecodeProduct {
+    int num_boxes, num_stages; // num_boxes: of the weight, per tile
 };
 
 // sum += a (64,16) b (16,texts); a: a descriptor, or the warp's registers
@@ -673,52 +640,40 @@ __device__ inline void decode_head_norm(unsigned char* shared_x, const DecodeHea
         texts / warps < 8 / most * 2 ? texts / warps : 8 / most * 2; // texts of a warp on their way: 2 or 4
     int lane = threadIdx.x % 32, num_vec = a.K / size;
     auto vec = [=](int i) { return i * 32 + lane; };
-    int4 weight[most], bias[most];
+    auto inside = [=](int i) { return vec(i) < num_vec; };
+    Packed128 weight[most], bias[most];
 #pragma unroll
     for (int i = 0; i < most; i++) {
-        bool there = vec(i) < num_vec;
-        weight[i] = there ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : make_int4(0, 0, 0, 0);
-        bias[i] = there ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : make_int4(0, 0, 0, 0);
+        weight[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_weight)[vec(i)] : int4{};
+        bias[i].bits = inside(i) ? reinterpret_cast<const int4*>(a.norm_bias)[vec(i)] : int4{};
     }
     grid_wait_dependency(); // what was read before this line is not written by earlier kernels of the step
-    const int4* rows = reinterpret_cast<const int4*>(a.x);
 #pragma unroll 1
     for (int first = threadIdx.x / 32; first < texts; first += warps * together) {
-        int4 x[together][most];
+        Packed128 x[together][most];
 #pragma unroll
         for (int t = 0; t < together; t++) {
-            const int4* row = rows + (size_t)min(first + t * warps, a.B - 1) * num_vec;
+            const int4* row = reinterpret_cast<const int4*>(a.x) + (size_t)min(first + t * warps, a.B - 1) * num_vec;
 #pragma unroll
-            for (int i = 0; i < most; i++) {
-                x[t][i] = vec(i) < num_vec ? __ldcg(row + vec(i)) : make_int4(0, 0, 0, 0);
-            }
+            for (int i = 0; i < most; i++) { x[t][i].bits = inside(i) ? __ldcg(row + vec(i)) : int4{}; }
         }
 #pragma unroll
         for (int t = 0; t < together; t++) {
             int b = first + t * warps;
-            float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                for (int e = 0; e < size; e++) { sum += (float)v[e]; }
-            }
-            float mean = lanes_sum<32>(sum) / (float)a.K;
-            hold_packed(x[t]);
-#pragma unroll
-            for (int i = 0; i < most; i++) {
-                x128 v = vec128_from_bits<floatX>(x[t][i]);
-                float less = vec(i) < num_vec ? mean : 0.0f;
-                for (int e = 0; e < size; e++) { squares += ((float)v[e] - less) * ((float)v[e] - less); }
-            }
-            float rstd = rsqrtf(lanes_sum<32>(squares) / (float)a.K + a.epsilon);
+            float2 statistics = layernorm_statistics(
+                x[t],
+                [&](float sum) {
+                    hold_packed(x[t]);
+                    return sum / (float)a.K;
+                },
+                a.epsilon, inside);
             hold_packed(x[t]), hold_packed(weight), hold_packed(bias);
 #pragma unroll
             for (int i = 0; i < most; i++) {
                 int box = vec(i) / 8, chunk = vec(i) % 8;
                 if (box >= a.num_boxes * (scaled ? 2 : 1)) { break; }
-                x128 scale = vec128_from_bits<floatX>(weight[i]), shift = vec128_from_bits<floatX>(bias[i]);
-                int4 normed = decode_matmul_normalise(x[t][i], scale, shift, mean, rstd);
-                if (b >= a.B || vec(i) >= num_vec) { normed = make_int4(0, 0, 0, 0); }
+                int4 normed = vec128_bits(layernorm_vector(x[t][i], weight[i], bias[i], statistics.x, statistics.y));
+                if (b >= a.B || !inside(i)) { normed = make_int4(0, 0, 0, 0); }
                 int4* to = reinterpret_cast<int4*>(shared_x + (size_t)(box * texts + b) * 128);
                 if (!scaled) {
                     to[chunk ^ b % 8] = normed;
@@ -820,7 +775,7 @@ template <class W, int texts, int most> __global__ void __launch_bounds__(DECODE
         int first = tile * DECODE_HEAD_ROWS + warp * 16 + lane / 4; // of the lane's two rows
         float scales[2] = {1.0f, 1.0f};
         for (int i = 0; i < 2; i++) {
-            if (scaled && first + 8 * i < a.OC) { scales[i] = a.scales[first + 8 * i]; }
+            if (scaled && first + 8 * i < a.OC) { scales[i] = a.weight.scales[first + 8 * i]; }
         }
 #pragma unroll
         for (int i = 0; i < texts / 2; i++) {
@@ -851,54 +806,40 @@ template <class W, int most> auto decode_head_kernel(int texts) {
            : texts == 32 ? decode_matmul_head_sm90_kernel6<W, 32, most>
                          : decode_matmul_head_sm90_kernel6<W, 64, most>;
 }
-inline void decode_head_launch(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                               const WeightMatrix& weight, int B, int K, int OC, float epsilon,
-                               const DecodeHeadPlan& plan, const Execution& exec) {
-    require(B > 0 && K % x128::size == 0 && OC > 0);
+inline void decode_head_launch(float* logits, const DecodeProduct& p, const DecodeHeadPlan& plan,
+                               const Execution& exec) {
+    require(p.B > 0 && p.K % x128::size == 0 && p.OC > 0);
     void (*kernel)(float*, const CUtensorMap, const DecodeHeadArguments) = NULL;
-    weight_dispatch(weight, [&](auto type) {
+    weight_dispatch(p.weight, [&](auto type) {
         typedef decltype(type) W;
-        kernel = K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
+        kernel = p.K <= 4 * 256 ? decode_head_kernel<W, 4>(plan.texts) : decode_head_kernel<W, 7>(plan.texts);
     });
     // two weights in 8 bits are as one of floatX for a copy
-    CUtensorMap map = tensor_map((const floatX*)weight.values, {K / plan.x_boxes, OC}, {64, DECODE_HEAD_ROWS});
-    DecodeHeadArguments a = {x, norm_weight, norm_bias,      weight.scales,   B,
-                             K, OC,          plan.num_boxes, plan.num_stages, epsilon};
-    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(OC, DECODE_HEAD_ROWS))),
+    CUtensorMap map = tensor_map((const floatX*)p.weight.values, {p.K / plan.x_boxes, p.OC}, {64, DECODE_HEAD_ROWS});
+    DecodeHeadArguments a = {p, plan.num_boxes, plan.num_stages};
+    launch_early(kernel, dim3(min(num_multiprocessors(), ceil_div(p.OC, DECODE_HEAD_ROWS))),
                  dim3(DECODE_HEAD_CONSUMERS + 32), plan.shared_bytes(), exec, logits, map, a);
 }
 
-// logits (B,Vp) float = layernorm(x) wte^T | x (B,C) | norm_weight, norm_bias (C) | wte (Vp,C). By kernel 6 for 1 to 64 texts, by kernel
-// 5 where that does not run: for 2 to DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and
-// launches nothing, elsewhere. wte is read while the previous kernel in the stream may still run.
-bool decode_matmul_head(float* logits, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                        const WeightMatrix& wte, int B, int C, int Vp, float epsilon, const Execution& exec) {
-    DecodeHeadPlan ring = decode_head_plan(wte, B, C);
-    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, B, C, Vp);
-    bool many = B > DECODE_HEAD_MAX_TEXTS5 && wte.format == WEIGHTS_FULL;
-    if (!ring.num_stages && (many || !decode_matmul_runs(plan, B))) { return false; }
-    double others = (double)B * C * sizeof(floatX) + (double)B * Vp * sizeof(float);
-    Op op(exec, wte.bytes(Vp, C) + others, 2.0 * B * Vp * C, "decode_matmul %d -> %d, head", C, Vp);
-    if (ring.num_stages) {
-        decode_head_launch(logits, x, norm_weight, norm_bias, wte, B, C, Vp, epsilon, ring, exec);
-        return true;
-    }
-    decode_matmul_launch(logits, {x, norm_weight, norm_bias, wte, NULL, NULL, B, C, Vp, false, epsilon, 0, 0, 0}, plan,
-                         true, exec);
+// logits (B,Vp) float: p with a layernorm alone. By kernel 6 for 1 to 64 texts, by kernel 5 where that does not run: for 2 to
+// DECODE_HEAD_MAX_TEXTS5 texts, with weights in 8 bits for any number from 2 on. Returns false, and launches nothing, elsewhere. The
+// weight is read while the previous kernel in the stream may still run.
+bool decode_matmul_head(float* logits, const DecodeProduct& p, const Execution& exec) {
+    DecodeHeadPlan ring = decode_head_plan(p.weight, p.B, p.K);
+    DecodeMatmulPlan plan = decode_matmul_choose(0, 0, true, true, p.B, p.K, p.OC);
+    bool many = p.B > DECODE_HEAD_MAX_TEXTS5 && p.weight.format == WEIGHTS_FULL;
+    if (!ring.num_stages && (many || !decode_matmul_runs(plan, p.B))) { return false; }
+    Op op(exec, p.bytes(sizeof(*logits)), p.flops(), "decode_matmul %d -> %d, head", p.K, p.OC);
+    require(p.norm_weight && !p.bias && !p.residual && !p.gelu);
+    ring.num_stages ? decode_head_launch(logits, p, ring, exec) : decode_matmul_launch(logits, p, plan, true, exec);
     return true;
 }
 
 #else // the tensor cores multiply 16-bit floats
 
 bool decode_matmul_runs(bool, int, int, int) { return false; }
-bool decode_matmul(floatX*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, const floatX*,
-                   const floatX*, bool, int, int, int, float, const Execution&) {
-    return false;
-}
-bool decode_matmul_head(float*, const floatX*, const floatX*, const floatX*, const WeightMatrix&, int, int, int, float,
-                        const Execution&) {
-    return false;
-}
+bool decode_matmul(floatX*, const DecodeProduct&, const Execution&) { return false; }
+bool decode_matmul_head(float*, const DecodeProduct&, const Execution&) { return false; }
 
 #endif
 // ==== end promoted: decode_matmul ====

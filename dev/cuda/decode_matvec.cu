@@ -120,36 +120,21 @@ __global__ void decode_matvec_kernel4(floatX* out, const floatX* x, const floatX
 
 // Launches one of kernels 1 to 4. If there is a layernorm, kernel 0 first writes the normalised x to scratch (B,K).
 typedef void (*DecodeMatvecKernel)(floatX*, const floatX*, const floatX*, const floatX*, const floatX*, bool, int, int);
-void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, const floatX* x, const floatX* norm_weight,
-                       const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
-                       floatX* scratch, bool gelu, int B, int K, int OC, float epsilon, cudaStream_t stream,
-                       int block_size) {
-    if (norm_weight) {
-        decode_matvec_norm_kernel0<<<B, 32, 0, stream>>>(scratch, x, norm_weight, norm_bias, K, epsilon);
+void decode_matvec1234(DecodeMatvecKernel kernel, int blocks, floatX* out, DecodeProduct p, floatX* scratch,
+                       cudaStream_t stream, int block_size) {
+    if (p.norm_weight) {
+        decode_matvec_norm_kernel0<<<p.B, 32, 0, stream>>>(scratch, p.x, p.norm_weight, p.norm_bias, p.K, p.epsilon);
         cudaCheck(cudaGetLastError());
-        x = scratch;
+        p.x = scratch;
     }
-    kernel<<<dim3(blocks, B), block_size, 0, stream>>>(out, x, weight, bias, residual, gelu, K, OC);
+    kernel<<<dim3(blocks, p.B), block_size, 0, stream>>>(out, p.x, (const floatX*)p.weight.values, p.bias, p.residual,
+                                                         p.gelu, p.K, p.OC);
     cudaCheck(cudaGetLastError());
 }
 
 // ---- kernel 5: every block computes the layernorm, for several sequences (kernel 6, launched without overlap) -------
 
 #include "decode_matvec.cuh" // kernel 6
-
-template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                                         const WeightMatrix& weight, const floatX* bias, const floatX* residual,
-                                         bool gelu, int B, int K, int OC, float epsilon, cudaStream_t stream,
-                                         int block_size) {
-    weight_dispatch(weight, [&](auto type) {
-        typedef decltype(type) W;
-        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        l.kernel<<<l.grid, block_size, l.shared_bytes, stream>>>(out, x, norm_weight, norm_bias,
-                                                                 (const W*)weight.values, weight.scales, bias, residual,
-                                                                 gelu, B, K, OC, epsilon, l.split);
-        cudaCheck(cudaGetLastError());
-    });
-}
 
 // ---- kernel 7: weights of 8 bits in kernel 2: one warp per row, one byte per load -----------------------------------
 
@@ -165,21 +150,19 @@ template <class W> __global__ void decode_matvec_kernel7(floatX* out, const floa
 }
 
 // If there is a layernorm, kernel 0 first writes the normalised x to scratch (B,K).
-void decode_matvec7(floatX* out, const floatX* x, const floatX* norm_weight, const floatX* norm_bias,
-                    const WeightMatrix& weight, const floatX* bias, const floatX* residual, floatX* scratch, bool gelu,
-                    int B, int K, int OC, float epsilon, cudaStream_t stream, int block_size) {
-    if (norm_weight) {
-        decode_matvec_norm_kernel0<<<B, 32, 0, stream>>>(scratch, x, norm_weight, norm_bias, K, epsilon);
+void decode_matvec7(floatX* out, DecodeProduct p, floatX* scratch, cudaStream_t stream, int block_size) {
+    if (p.norm_weight) {
+        decode_matvec_norm_kernel0<<<p.B, 32, 0, stream>>>(scratch, p.x, p.norm_weight, p.norm_bias, p.K, p.epsilon);
         cudaCheck(cudaGetLastError());
-        x = scratch;
+        p.x = scratch;
     }
-    dim3 grid(ceil_div(OC, block_size / 32), B);
-    if (weight.format == WEIGHTS_INT8) {
-        decode_matvec_kernel7<int8_t><<<grid, block_size, 0, stream>>>(out, x, (const int8_t*)weight.values,
-                                                                       weight.scales, bias, residual, gelu, K, OC);
+    dim3 grid(ceil_div(p.OC, block_size / 32), p.B);
+    if (p.weight.format == WEIGHTS_INT8) {
+        decode_matvec_kernel7<int8_t><<<grid, block_size, 0, stream>>>(
+            out, p.x, (const int8_t*)p.weight.values, p.weight.scales, p.bias, p.residual, p.gelu, p.K, p.OC);
     } else {
         decode_matvec_kernel7<__nv_fp8_e4m3><<<grid, block_size, 0, stream>>>(
-            out, x, (const __nv_fp8_e4m3*)weight.values, weight.scales, bias, residual, gelu, K, OC);
+            out, p.x, (const __nv_fp8_e4m3*)p.weight.values, p.weight.scales, p.bias, p.residual, p.gelu, p.K, p.OC);
     }
     cudaCheck(cudaGetLastError());
 }
@@ -250,7 +233,6 @@ static void declare(Bench& b) {
         if (exact) { bench_fill_exact_large(host, (size_t)B * K, seed), bench_negate_halves(host, B, K); }
     });
     DecodeWeight w = declare_weight(b, format, exact, OC, K);
-    WeightMatrix weight = w.matrix;
     Buffer<floatX> norm_weight = {nullptr, nullptr}, norm_bias = norm_weight, bias = norm_weight,
                    residual = norm_weight;
     if (norm) {
@@ -259,9 +241,8 @@ static void declare(Bench& b) {
     }
     if (!head) { bias = b.input<floatX>("bias", OC); }
     if (!norm) { residual = b.input<floatX>("residual", (size_t)B * OC); }
-    // bytes of out, and of residual if there is one
-    double outputs = (double)B * OC * (head ? sizeof(float) : (norm ? 1 : 2) * sizeof(floatX));
-    b.cost(weight.bytes(OC, K) + (double)B * K * sizeof(floatX) + outputs, 2.0 * B * OC * K);
+    DecodeProduct p = {x, norm_weight, norm_bias, w.matrix, bias, residual, B, K, OC, gelu, epsilon};
+    b.cost(p.bytes(head ? sizeof(float) : sizeof(floatX)), p.flops());
     b.reads_only();
     std::function<void()> quantize = full ? [] {} : declare_quantize(b, format);
 
@@ -275,12 +256,11 @@ static void declare(Bench& b) {
         });
         launch5 = [=](int bs) {
             quantize();
-            decode_matvec5<float>(logits, x, norm_weight, norm_bias, weight, NULL, NULL, false, B, K, OC, epsilon,
-                                  stream, bs);
+            decode_matvec_launch<float>(logits, p, false, {stream, bs});
         };
         launch6 = [=](int bs) {
             quantize();
-            decode_head(logits, x, norm_weight, norm_bias, weight, B, K, OC, epsilon, {stream, bs});
+            decode_head(logits, p, {stream, bs});
         };
     } else {
         std::function<void()> embed = full ? declare_embed(b) : quantize;
@@ -292,19 +272,15 @@ static void declare(Bench& b) {
         });
         auto launch1234 = [=](DecodeMatvecKernel kernel, int rows_per_block, int bs) {
             embed();
-            decode_matvec1234(kernel, ceil_div(OC, rows_per_block), out, x, norm_weight, norm_bias,
-                              (const floatX*)weight.values, bias, residual, scratch, gelu, B, K, OC, epsilon, stream,
-                              bs);
+            decode_matvec1234(kernel, ceil_div(OC, rows_per_block), out, p, scratch, stream, bs);
         };
         launch5 = [=](int bs) {
             embed();
-            decode_matvec5<floatX>(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon,
-                                   stream, bs);
+            decode_matvec_launch<floatX>(out, p, false, {stream, bs});
         };
         launch6 = [=](int bs) {
             embed();
-            decode_matvec(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon,
-                          {stream, bs});
+            decode_matvec(out, p, {stream, bs});
         };
         if (full) {
             b.kernel(1, "one thread per row of the weight", [=](int bs) { launch1234(decode_matvec_kernel1, bs, bs); });
@@ -317,8 +293,7 @@ static void declare(Bench& b) {
         }
         launch7 = [=](int bs) {
             quantize();
-            decode_matvec7(out, x, norm_weight, norm_bias, weight, bias, residual, scratch, gelu, B, K, OC, epsilon,
-                           stream, bs);
+            decode_matvec7(out, p, scratch, stream, bs);
         };
     }
     const char* what5 = head ? "every block computes the layernorm, float out" : "every block computes the layernorm";

@@ -2,7 +2,7 @@
 
    dwte (Vp,C), dwpe (maxT,C) float inout | dout (B,T,C) floatX in | inp (B,T) int in, each in [0,V), V <= Vp
    Bound: memory: one read of dout, one read and one write of the dwte rows of tokens that occur and of T rows of dwpe.
-   Kernels 3, 4 and 6 are deterministic, at the cost of reading dout twice: once for dwpe, once for dwte.
+   Kernels 3, 4, 6 and 7 are deterministic, at the cost of reading dout twice: once for dwpe, once for dwte.
    Constraint: C % x128::size == 0 from kernel 2 on, B*T <= 2^30. Kernels 1, 2 and 5 are not deterministic.
    Error against the fp64 reference: n * 2^-22, the rounding error of an fp32 sum of n random terms of size 1, whose
    partial sums grow to about sqrt(n). n is the number of times that the most frequent token occurs (dwte), or B (dwpe).
@@ -15,6 +15,7 @@
      4  positions sorted by token, one warp per run (slower than 1)
      5  one warp per 32 sorted positions, atomics
      6  deterministic: runs across tiles joined (promoted)
+     7  CUB's radix sort
 
    nvcc -O3 --use_fast_math encoder_backward.cu -o encoder_backward      (or: make encoder_backward)
    ./encoder_backward 6      check kernel 6 against the CPU and sweep its block sizes
@@ -186,6 +187,54 @@ void encoder_backward5(float* dwte, float* dwpe, int* scratch, const floatX* dou
     cudaCheck(cudaGetLastError());
 }
 
+// ---- kernel 7: CUB's radix sort in place of kernel 6's ----------------------------------------------
+
+#include <cub/device/device_radix_sort.cuh>
+
+// CUB sorts pairs, so the list of positions must be in memory before the first pass.
+__global__ void encoder_backward_fill_kernel7(int* positions, int N) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) { positions[i] = i; }
+}
+
+// Sorts the pairs (token, position) by token, which has as many bits as V - 1. Without a place for its temporary
+// storage, CUB only computes the size of this storage, and launches nothing.
+static void encoder_backward_sort_pairs(void* storage, size_t* bytes, int* tokens, int* sorted, const int* inp,
+                                        const int* positions, int N, int V, cudaStream_t stream) {
+    int num_bits = 1;
+    while (num_bits < 31 && (V - 1) >> num_bits) { num_bits++; }
+    cudaCheck(cub::DeviceRadixSort::SortPairs(storage, *bytes, inp, tokens, positions, sorted, N, 0, num_bits, stream));
+}
+
+// Number of ints in scratch: kernel 6's layout without the counts, then CUB's temporary storage.
+static size_t encoder_backward_scratch7(int B, int T, int V) {
+    int N = B * T;
+    size_t bytes = 0;
+    encoder_backward_sort_pairs(NULL, &bytes, NULL, NULL, NULL, NULL, N, V, 0);
+    return encoder_backward_layout(NULL, N).counts - (int*)NULL + ceil_div(bytes, sizeof(int));
+}
+
+void encoder_backward7(float* dwte, float* dwpe, int* scratch, const floatX* dout, const int* inp, int B, int T, int C,
+                       int V, cudaStream_t stream, int block_size) {
+    require(C % x128::size == 0);
+    require(block_size <= ENCODER_MAX_BLOCK);
+    int N = B * T, num_tiles = ceil_div(N, ENCODER_TILE);
+    encoder_backward_positions(dwpe, dout, B, T, C, stream, block_size);
+    EncoderScratch s = encoder_backward_layout(scratch, N);
+    size_t bytes = (encoder_backward_scratch7(B, T, V) - (s.counts - scratch)) * sizeof(int);
+    encoder_backward_fill_kernel7<<<ceil_div(N, 512), 512, 0, stream>>>(s.positions[1], N);
+    encoder_backward_sort_pairs(s.counts, &bytes, s.tokens, s.positions[0], inp, s.positions[1], N, V, stream);
+    for (int c0 = 0; c0 < C; c0 += ENCODER_COLUMNS) {
+        int num_slices = ceil_div(min(ENCODER_COLUMNS, C - c0), ENCODER_WARP_COLUMNS);
+        int num_blocks = ceil_div(num_tiles * num_slices, block_size / 32);
+        encoder_backward_tile_kernel6<<<num_blocks, block_size, 0, stream>>>(dwte, s.partial, dout, s.positions[0],
+                                                                             s.tokens, N, C, c0, num_slices);
+        encoder_backward_join_kernel6<<<dim3(num_tiles, num_slices), 256, 0, stream>>>(dwte, s.partial, s.tokens, N, C,
+                                                                                       c0);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
 static void declare(Bench& b) {
     b.varies("BTCV");
     int B = b.B, T = b.T, C = b.C, V = b.V;
@@ -212,7 +261,8 @@ static void declare(Bench& b) {
     }
     Buffer<float> dwte = b.inout<float>("dwte", (size_t)V * C, dwte0, ulps<float>(1, 2 * most + 4));
     Buffer<float> dwpe = b.inout<float>("dwpe", (size_t)T * C, dwpe0, ulps<float>(1, B + 4));
-    Buffer<int> scratch = b.scratch<int>("scratch", encoder_backward_scratch(B, T, V));
+    size_t num_scratch = std::max(encoder_backward_scratch(B, T, V), encoder_backward_scratch7(B, T, V));
+    Buffer<int> scratch = b.scratch<int>("scratch", num_scratch);
     b.reference([=] {
         memcpy(dwte.host, dwte0.host, (size_t)V * C * sizeof(float));
         memcpy(dwpe.host, dwpe0.host, (size_t)T * C * sizeof(float));
@@ -236,6 +286,9 @@ static void declare(Bench& b) {
                  encoder_backward(dwte, dwpe, scratch, dout, inp, B, T, C, V, {s, bs});
              },
              {bench_tunable("encoder_backward")});
+    b.kernel(7, "CUB's radix sort",
+             [=](int bs) { encoder_backward7(dwte, dwpe, scratch, dout, inp, B, T, C, V, s, bs); },
+             {64, 128, 256, 512});
     b.promoted(6);
 }
 

@@ -86,7 +86,7 @@ void ffn3(const FfnArgs& f, cudaStream_t stream, int form) {
 //
 // No deadlock: a tile waits only for tiles before it in the list, and every block processes its tiles in list order.
 
-typedef GemmPingPong192 FfnTiles;
+typedef GemmPingPong192<GemmSingle> FfnTiles;
 
 struct FfnList {
     int num_rows;           // rows of tiles
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(384, 1)
                      const GemmBias<0> bias2, const __grid_constant__ FfnList list, int N, int C) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char ffn_dynamic[];
-    GemmSMem<FfnTiles>& smem = gemm_smem<FfnTiles>(ffn_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<FfnTiles>>(ffn_dynamic);
     if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight1); }
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
@@ -147,8 +147,12 @@ __global__ void __launch_bounds__(384, 1)
                 while (load_acquire(counters + item.tile.row / FfnTiles::ROWS) < 4 * list.columns1) {}
                 async_proxy_fence(); // orders TMA's loads of hidden (async proxy) after the load of the counter
             }
-            gemm_load(smem, item.second ? maps.hidden : maps.inp, item.second ? maps.weight2 : maps.weight1, item.tile,
-                      item.second ? list.num_steps2 : list.num_steps1, 0, i);
+            int num_steps = item.second ? list.num_steps2 : list.num_steps1;
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<FfnTiles>(smem, item.second ? maps.hidden : maps.inp,
+                                    item.second ? maps.weight2 : maps.weight1, item.tile, step, 0, i);
+            }
         }
         __threadfence();
         if (atomicAdd(counters + list.num_rows, 1) == (int)gridDim.x - 1) { // no producer waits any more
@@ -215,8 +219,8 @@ void ffn4(const FfnArgs& f, int* counters, cudaStream_t stream, int group) {
         std::min(num_items, num_multiprocessors()); // all resident at once: they wait for each other's tiles
     list.group = group ? group : list.num_rows;
     list.lag = 2 * num_blocks; // two tiles per block: time for a tile of the first product to be written
-    gemm_start(ffn_sm90_kernel4, num_blocks, 1, GemmSMem<FfnTiles>::bytes(), false, stream, counters, maps,
-               GemmBias<GEMM_GELU>{f.bias1}, GemmBias<0>{f.bias2}, list, f.N, f.C);
+    gemm_start<FfnTiles>(ffn_sm90_kernel4, num_blocks, false, stream, counters, maps, GemmBias<GEMM_GELU>{f.bias1},
+                         GemmBias<0>{f.bias2}, list, f.N, f.C);
 }
 #endif
 

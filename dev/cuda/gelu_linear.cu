@@ -146,11 +146,6 @@ template <class G> struct GeluLinearSMem {
     floatX boxes[8][G::BOXES][16 * 64];                           // results of each consumer warp, for TMA
     uint64_t inp_full[G::RING_INP], inp_ready[G::RING_INP], inp_empty[G::RING_INP]; // ready: gelu has been applied
     uint64_t weight_full[G::RING], weight_empty[G::RING], box_full[8][G::BOXES];
-
-    static constexpr int bytes() {
-        static_assert(sizeof(GeluLinearSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GeluLinearSMem) + 1024; // dynamic shared memory is aligned to less than 1024 bytes
-    }
 };
 
 // gelu of two neighbouring values, in fp32. gelu(0) = 0: the zeros beyond inp stay zeros.
@@ -231,7 +226,7 @@ template <class G> __device__ inline void gelu_linear_release(GeluLinearSMem<G>&
     if (G::CLUSTER > 1 && lane < G::CLUSTER) { mbarrier_arrive_cluster(&smem.weight_empty[i % G::RING], lane); }
 }
 
-// Like gemm_multiply_cooperative, with 64 rows per consumer and a ring for each operand.
+// Like gemm_multiply for a cooperative form, with a ring for each operand.
 template <class G> __device__ inline void gelu_linear_multiply(float (&sum)[1][128], GeluLinearSMem<G>& smem,
                                                                int first_row, int num_steps, int& i) {
 #pragma unroll 1
@@ -314,12 +309,9 @@ template <class G, class Gelu> void gelu_linear_tiles(floatX* out, const floatX*
                                                       const floatX* bias, int N, int K, int OC, cudaStream_t stream) {
     CUtensorMap inp_map = tensor_map(inp, {K, N}, {64, 128});
     CUtensorMap weight_map = tensor_map(weight, {K, OC}, {64, 256 / G::CLUSTER});
-    size_t num_tiles = ceil_div((size_t)N, (size_t)128 * G::CLUSTER) * ceil_div(OC, 256);
-    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(gelu_linear_sm90_kernel4<G, Gelu>, num_clusters * G::CLUSTER, G::CLUSTER, GeluLinearSMem<G>::bytes(),
-               false, stream, inp_map, weight_map, gemm_box_map(out, N, OC), GemmBias<0>{bias}, N, K, OC,
-               (int)num_tiles);
+    int num_tiles = gemm_num_tiles<G>(N, OC, K);
+    gemm_start<G, GeluLinearSMem<G>>(gelu_linear_sm90_kernel4<G, Gelu>, num_tiles, false, stream, inp_map, weight_map,
+                                     gemm_box_map(out, N, OC), GemmBias<0>{bias}, N, K, OC, num_tiles);
 }
 
 // DEEP: inp has five stages, each warp one box for results. FLAT: four stages, two boxes. PAIRS: clusters of two.
@@ -418,17 +410,11 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static_assert(!gemm_is_ping_pong<G> && G::ROWS == 128 && G::COLUMNS == 256, "as in linear_multiply_changed");
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gelu_linear_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gelu_linear_dynamic);
+    int warp = gemm_begin(smem, maps, N, OC, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, rank = G::CLUSTER > 1 ? cluster_rank() : 0, num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, N, OC, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, group = warpgroup - 1;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {
@@ -448,16 +434,9 @@ template <class G, class Kernel> void gelu_linear_launch7(Kernel kernel, floatX*
                                                           const floatX* weight, const floatX* bias, int N, int K,
                                                           int OC, cudaStream_t stream) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
-    require(N > 0 && K > 0 && OC > 0 && K % 8 == 0 && OC % 8 == 0);
-    GemmMaps maps;
-    maps.inp = tensor_map(inp, {K, N}, {64, G::ROWS});
-    maps.weight = tensor_map(weight, {K, OC}, {64, G::COLUMNS / G::CLUSTER});
-    maps.out = maps.second = maps.third = gemm_box_map(out, N, OC);
-    size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(OC, (int)G::COLUMNS);
-    require(num_tiles * ceil_div(K, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), false, stream, maps,
-               GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, (int)num_tiles);
+    int num_tiles = gemm_num_tiles<G>(N, OC, K);
+    gemm_start<G>(kernel, num_tiles, false, stream, gemm_maps<G>({out, NULL, inp, weight, NULL, N, OC, K}),
+                  GeluLinear6{{NULL, 0}}, GemmBias<0>{bias}, N, K, OC, num_tiles);
 }
 
 // form: 0 four stages, 1 three stages, 2 four stages without a cluster
@@ -535,17 +514,11 @@ __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef GeluLinearTiles8 G;
     extern __shared__ __align__(256) unsigned char gelu_linear_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gelu_linear_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gelu_linear_dynamic);
+    int warp = gemm_begin(smem, maps, N, OC, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, rank = cluster_rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, N, OC, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, warp_row = (warp - 4) * 16;
 #pragma unroll 1
     for (int index = first; index < num_tiles; index += stride) {

@@ -4,12 +4,12 @@ gemm: out (M,N) = finish(inp (M,K) weight (N,K)^T), a linear layer on Hopper fus
     out (M,N) floatX out | second (M,N) floatX out | inp (M,K), weight (N,K), third (M,N) floatX in
     Constraint: sm_90a, 16-bit floatX, K % 8 == 0, N % 8 == 0, pointers aligned to 16 bytes.
 
-gemm() launches gemm_sm90_kernel9, kernel 21 of matmul_forward.cu, or gemm_idle_work_sm90_kernel, the same with work for its idle warps
-(gemm_adamw.cuh). The form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
+gemm() launches gemm_sm90_kernel9, kernel 27 of matmul_forward.cu, whose idle warps may have other work (gemm_adamw.cuh). The
+form: ping-pong, 128x192 tiles, clusters of two blocks, GemmBias as epilogue. gemm_forms.cuh has other forms.
 
-The kernels have two template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
-Epilogue computes the result from each accumulator, in registers. A kernel of another shape can be built from gemm_init,
-gemm_produce, gemm_multiply and gemm_store.
+The kernel has three template parameters. G is the form: the tile, the ring, the cluster and the wgmma instruction.
+Epilogue computes the result from each accumulator, in registers. IdleWork is what idle warps do. A kernel of another
+shape can be built from gemm_begin, gemm_multiply and gemm_store.
 
 Source: warp-specialised persistent kernels, ping-pong and cooperative, come from CUTLASS 3; layouts: the PTX ISA,
 "wgmma".
@@ -52,9 +52,7 @@ enum {
     // The rows of each tile of out are also summed, unrounded. For each row, one lane calls store_row_sum(row, column tile, sum).
     // pair() is also called for columns past the end, where value() must be 0.
     GEMM_ROW_SUMS = 512,
-    GEMM_SCALED_ADD =
-        GEMM_THIRD | 1024, // out = add(y, third); `third` counts as zeros and is not read unless reads_third()
-    GEMM_MIRRORED = 2048   // with GEMM_SCALED_ADD: store_mirrored() also receives all results of the tile, as fragments
+    GEMM_MIRRORED = 2048 // with GEMM_THIRD: store_mirrored() also receives all results of the tile, as fragments
 };
 
 // The epilogue y = accumulator + bias. Every epilogue has three types for its other inputs: Row is the data of one row,
@@ -76,23 +74,20 @@ template <int extras> struct GemmBias {
         c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row&, const Column& c) const { return sum + c; }
-};
-
-// Where the sums of the columns of out go.
-struct GemmColumnSums {
-    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
-    int N;
-
-    // stores the sums of columns `column` and column + 1 of tile row i
-    __device__ void store_sums(int i, int column, float2 pair) const {
-        if (column < N) { *reinterpret_cast<float2*>(sums + (size_t)i * N + column) = pair; }
+    // With GEMM_THIRD: returns whether `third` is read. If not, its elements count as zeros.
+    __device__ bool reads_third() const { return true; }
+    // With GEMM_THIRD: returns the result for y and an element of `third`.
+    __device__ float combined(float y, float third) const {
+        if ((extras & GEMM_GELU_BACKWARD) == GEMM_GELU_BACKWARD) { return y * gelu_slope(third); }
+        return (extras & GEMM_MULTIPLY) == GEMM_MULTIPLY ? y * third : y + third;
     }
 };
 
 // GemmBias that also sums the columns of out.
 template <int extras> struct GemmBiasSums : GemmBias<extras> {
     static constexpr int EXTRAS = extras | GEMM_SUMS;
-    GemmColumnSums to;
+    float* sums; // (row tiles, N): row i has the sums over the rows of tile row i
+    int N;
 };
 
 // Returns the pair that lane `lane` of this warp holds.
@@ -127,67 +122,72 @@ template <class G> __device__ inline GemmTile gemm_tile(int index, int M, int N,
     return {((first + within % height) * G::CLUSTER + rank) * G::ROWS, within / height * G::COLUMNS};
 }
 
-// How the weight is stored: as (N,K), where wgmma takes the tile as it is.
-struct GemmWeightNK {
-    static constexpr bool IS_KN = false;
-    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { return wgmma_descriptor(tile) + 2 * k; }
+// The blocks of a cluster, one or two, from which a form inherits. Two blocks compute two tiles of out, one below the other, so
+// both need the same tile of the weight: each loads half of it and multicasts it to both. A stage is empty when the consumers
+// of both blocks have read it.
+template <int cluster> struct GemmCluster {
+    static constexpr int CLUSTER = cluster;
+    static constexpr bool IS_KM = false, IS_KN = false; // whether inp is stored as (K,M), the weight as (K,N)
+    static __device__ int rank() { return cluster == 1 ? 0 : cluster_rank(); }
+    static __device__ void sync() { cluster == 1 ? __syncthreads() : cluster_sync(); }
+    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < cluster) { cluster == 1 ? mbarrier_arrive(empty) : mbarrier_arrive_cluster(empty, lane); }
+    }
     template <class G> static __device__ GemmTile tile(int index, int M, int N, int rank) {
         return gemm_tile<G>(index, M, N, rank);
     }
 };
+typedef GemmCluster<1> GemmSingle;
+typedef GemmCluster<2> GemmPair;
 
-// A cluster of two blocks computes two tiles of out, one below the other, so both blocks need the same tile of the
-// weight. Each block loads half of that tile and multicasts it to both blocks. A stage is empty when the consumers of
-// both blocks have read it.
-struct GemmPair : GemmWeightNK {
-    static constexpr int CLUSTER = 2;
-    static __device__ int rank() { return cluster_rank(); }
-    static __device__ void sync() { cluster_sync(); }
-    // a block must not exit while the other block may still write to its shared memory
-    static __device__ void end() { cluster_sync(); }
-    // Loads this block's half of the weight tile into both blocks. The tile is `columns` rows of 64 elements, from
-    // column k and row tile.column of the weight on.
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int rank, uint64_t* full) {
-        const int half = columns / 2;
-        tma_load_2d_multicast(weight + rank * half * 64, &map, k, tile.column + rank * half, full, 3);
+// An operand, stored as (rows,K), or as (K,rows) if by_k, as a backward pass has it. A stage has a tile of it: 64 columns (k) of
+// `size` rows, which wgmma takes as they are. If by_k, these are boxes of 64 columns and 64 rows (k), which wgmma transposes.
+// Each of num_blocks blocks of a cluster loads a part of the tile for all of them.
+template <int num_blocks, int size, bool by_k> struct GemmOperand {
+    static constexpr int BOX_ROWS = (by_k ? 64 : size) / num_blocks;
+    static constexpr int STEP = by_k ? 128 : 2; // 16 of k, in the units of wgmma's descriptors, which are 16 bytes
+    static CUtensorMap map(const floatX* matrix, int rows, int K) {
+        return by_k ? tensor_map(matrix, {rows, K}, {64, BOX_ROWS}) : tensor_map(matrix, {K, rows}, {64, BOX_ROWS});
     }
-    // Called by a warp that has read a stage: lane r arrives at the empty barrier of block r.
-    static __device__ void release(uint64_t* empty) {
-        int lane = threadIdx.x % 32;
-        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
-    }
-};
-
-// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
-struct GemmPingPong192Pairs : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
-    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
-    static constexpr int READERS = 4;               // warps per block that read a stage, the four of one consumer
-    static constexpr int RING = 4;                  // stages in the ring
-    static constexpr int BOXES = 4;                 // boxes of 16x64 results per consumer warp, in shared memory
-    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
-        wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
-    }
-};
-
-// The same for a weight that is stored as (K,N), as a backward pass has it: the tile is boxes of 64 columns, of 64 rows (k)
-// each, which wgmma transposes. Each block loads half of the rows.
-struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
-    static constexpr bool IS_KN = true;
-    static __device__ uint64_t weight_descriptor(const floatX* tile, int k) { // 16 rows are 2048 bytes, 128 units
-        return wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) + 128 * k;
-    }
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int rank, uint64_t* full) {
-        for (int box = 0; box < columns / 64; box++) {
-            tma_load_2d_multicast(weight + (box * 64 + rank * 32) * 64, &map, tile.column + 64 * box, k + rank * 32,
-                                  full, 3);
+    // Loads the part of block `rank`. row, k: where the tile begins in the matrix
+    template <class Tile> static __device__ void load(floatX* to, const CUtensorMap& map, const Tile& tile, int row,
+                                                      int k, int rank, uint64_t* full) {
+        for (int i = 0; i < (by_k ? size / 64 : 1); i++) {
+            floatX* box = to + (i * 64 + rank * BOX_ROWS) * 64;
+            int x = by_k ? row + 64 * i : k, y = (by_k ? k : row) + rank * BOX_ROWS;
+            num_blocks == 1 ? tile.load(box, map, x, y, full) : tma_load_2d_multicast(box, &map, x, y, full, 3);
         }
     }
-    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
-        wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX());
+    static __device__ uint64_t descriptor(const floatX* tile) {
+        return by_k ? wgmma_descriptor_transposed(tile, 64 * 64 * sizeof(floatX)) : wgmma_descriptor(tile);
     }
+};
+template <class G> using GemmInp = GemmOperand<1, G::ROWS, G::IS_KM>;
+template <class G> using GemmWeight = GemmOperand<G::CLUSTER, G::COLUMNS, G::IS_KN>;
+
+// The trainer's form. 192 divides 768 and 3072, and the accumulators of a 128x192 tile fit in one warpgroup's registers.
+template <class Cluster, bool kn = false> struct GemmPingPong192 : Cluster {
+    static constexpr bool IS_KN = kn;
+    static constexpr int ROWS = 128, COLUMNS = 192; // size of a tile of out
+    static constexpr int PARTS = ROWS / 64;         // a wgmma covers 64 rows, so a consumer has this many accumulators
+    static constexpr int READERS = 4; // warps per block that read a stage: 4 of one consumer, or 8 of both
+    static constexpr int RING = 4;    // stages in the ring
+    static constexpr int BOXES = 4;   // boxes of 16x64 results per consumer warp, in shared memory
+    static __device__ void wgmma(float (&sum)[96], uint64_t inp, uint64_t weight, bool accumulate) {
+        kn ? wgmma_64x192x16_transposed_b(sum, inp, weight, accumulate, floatX())
+           : wgmma_64x192x16(sum, inp, weight, accumulate, floatX());
+    }
+};
+typedef GemmPingPong192<GemmPair> GemmPingPong192Pairs;
+
+// Returns whether a form is ping-pong. In other forms, both consumers compute every tile together, half of its rows each.
+template <class G> constexpr bool gemm_is_ping_pong = G::READERS == 4;
+
+template <class G> struct GemmStage { // 64 columns of both operands, swizzled as TMA writes them
+    floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
+    static_assert(G::ROWS % 8 == 0 && G::COLUMNS % 8 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
 };
 
 // The ring over time, here with 4 stages and 3 steps of 64 columns per tile. Step i uses stage i % 4. L4 is the TMA
@@ -202,28 +202,13 @@ struct GemmPingPong192PairsKN : GemmPingPong192Pairs {
 //     products        | tile 0, consumer 0    | tile 1, consumer 1    | tile 2
 template <class G> struct GemmSMem {
     static constexpr int RING = G::RING;
-    struct Stage { // 64 columns of both operands, swizzled as TMA writes them
-        floatX inp[G::ROWS * 64], weight[G::COLUMNS * 64];
-    } stages[RING];
+    GemmStage<G> stages[RING];
     floatX boxes[8][G::BOXES][16 * 64]; // per consumer warp: results to be stored, or `third`
     TmaRing<RING> ring;
     uint64_t box_full[8][G::BOXES]; // TMA loads complete them, consumers wait
     uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives when it has issued its products
     uint64_t loaded;  // for work in idle warps: the producer arrives when it has loaded the last stage
-
-    static constexpr int bytes() {
-        static_assert(sizeof(Stage) % 1024 == 0, "every tile is aligned to 1024 bytes, as the swizzle wants");
-        static_assert(sizeof(GemmSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(GemmSMem) + 1024;
-    }
 };
-
-// Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so bytes()
-// includes 1 KB for the shift.
-template <class G> __device__ inline GemmSMem<G>& gemm_smem(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<GemmSMem<G>*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
 
 // All threads call this first. It initialises the barriers and waits for earlier kernels, whose results may be read
 // afterwards.
@@ -255,35 +240,15 @@ struct GemmMaps {
     CUtensorMap inp, weight, out, second, third;
 };
 
-// Loads the operands of a tile, one stage per step. i is the number of steps loaded so far, over all tiles.
-template <class G, class Tile> __device__ inline void gemm_load(GemmSMem<G>& smem, const CUtensorMap& inp_map,
-                                                                const CUtensorMap& weight_map, const Tile& tile,
-                                                                int num_steps, int rank, int& i) {
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = smem.stages[i % G::RING];
-        uint64_t* full = smem.ring.acquire(i, sizeof(stage));
-        tile.load(stage.inp, inp_map, step * 64, tile.row, full);
-        G::template load_weight<G::COLUMNS>(stage.weight, weight_map, step * 64, tile, rank, full);
-    }
-}
-
-// Run by warpgroup 0. One thread loads the operands of tiles first, first + stride, ... of the list.
-template <class G, class IdleWork = GemmNoIdleWork>
-__device__ inline void gemm_produce(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int num_steps, int first,
-                                    int stride, int num_tiles, int rank, const IdleWork& idle_work = {}) {
-    warpgroup_fewer_registers<IdleWork::REGISTERS>();
-    if (IdleWork::WORKS && threadIdx.x >= 32) {
-        idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
-        return;
-    }
-    if (threadIdx.x != 0) { return; }
-    int i = 0;
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride) {
-        gemm_load(smem, maps.inp, maps.weight, G::template tile<G>(index, M, N, rank), num_steps, rank, i);
-    }
-    if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
+// Loads 64 columns of a tile's operands, from 64 * step on. i is the number of steps loaded so far, over all tiles. In this and
+// gemm_multiply, SMem is any struct with the members `stages` and `ring`.
+template <class G, class SMem, class Tile>
+__device__ inline void gemm_load(SMem& smem, const CUtensorMap& inp_map, const CUtensorMap& weight_map,
+                                 const Tile& tile, int step, int rank, int i) {
+    auto& stage = smem.stages[i % G::RING];
+    uint64_t* full = smem.ring.acquire(i, sizeof(stage));
+    GemmInp<G>::load(stage.inp, inp_map, tile, tile.row, step * 64, 0, full);
+    GemmWeight<G>::load(stage.weight, weight_map, tile, tile.column, step * 64, rank, full);
 }
 
 // ---- the consumers: warpgroups 1 and 2 ----
@@ -297,26 +262,27 @@ template <class G> __device__ inline void gemm_clear(float (&sum)[G::PARTS][G::C
 }
 
 // The main loop of a consumer: the products of one tile, whose first step is step i of the ring. number: how many
-// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the tile; its elements 4j to
-// 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
-template <class G, bool clears = true> __device__ inline void
-gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num_steps, int number, int& i) {
-    int consumer = threadIdx.x / 128 - 1;
+// tiles this consumer had before. sum[m] is the accumulator of rows 64m to 64m + 63 of the consumer's rows; its elements
+// 4j to 4j + 3 are this lane's part of the 16x8 fragment at columns 8j (see wgmma_64x128x16).
+template <class G, bool clears = true, class SMem> __device__ inline void
+gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], SMem& smem, int num_steps, int number, int& i) {
+    int consumer = threadIdx.x / 128 - 1, first_row = gemm_is_ping_pong<G> ? 0 : 64 * warp_uniform(consumer);
     if (clears) { gemm_clear<G>(sum); }
     // Ping-pong: wait until the other consumer has issued the products of the previous tile. A barrier's parity is one
     // bit, so a consumer more than a round of the ring ahead would take an earlier tile's stage for its own.
-    mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2);
+    if constexpr (gemm_is_ping_pong<G>) { mbarrier_wait(&smem.turn[consumer], (number + 1 + consumer) % 2); }
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp);
+        uint64_t inp = GemmInp<G>::descriptor(stage.inp + first_row * 64);
         smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { // in the descriptor's units of 16 bytes, 16 columns are 2 and 64 rows are 512
+        for (int k = 0; k < 4; k++) { // 16 columns per iteration; 64 rows of inp are 512 units of 16 bytes
 #pragma unroll
             for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k),
+                G::wgmma(sum[m], inp + 512 * m + GemmInp<G>::STEP * k,
+                         GemmWeight<G>::descriptor(stage.weight) + GemmWeight<G>::STEP * k,
                          clears || step > 0 || k > 0);
             }
         }
@@ -324,7 +290,9 @@ gemm_multiply(float (&sum)[G::PARTS][G::COLUMNS / 2], GemmSMem<G>& smem, int num
         wgmma_wait<1>(); // the previous step's products are done
         if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
     }
-    if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    if constexpr (gemm_is_ping_pong<G>) {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(&smem.turn[1 - consumer]); }
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
@@ -358,12 +326,6 @@ __device__ inline void gemm_load_box(SMem& smem, const CUtensorMap& third_map, c
                    &smem.box_full[warp][slot]);
 }
 
-// Whether the epilogue reads `third`.
-template <class Epilogue> __device__ inline bool gemm_reads_third(const Epilogue& epilogue) {
-    if constexpr ((Epilogue::EXTRAS & GEMM_SCALED_ADD) == GEMM_SCALED_ADD) { return epilogue.reads_third(); }
-    return Epilogue::EXTRAS & GEMM_THIRD;
-}
-
 // The prologue of a tile, before its products: starts the loads that its epilogue needs. Arguments as for gemm_store.
 template <class G, class Epilogue, class SMem, class Tile>
 __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epilogue& epilogue, SMem& smem,
@@ -373,7 +335,7 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     if constexpr (Epilogue::EXTRAS & GEMM_THIRD) {
         if (threadIdx.x % 32 == 0) {
             tma_store_wait<0>(); // TMA has read the previous results, so `third` may overwrite them
-            for (int n = 0; gemm_reads_third(epilogue) && n < min(num_boxes, G::BOXES); n++) {
+            for (int n = 0; epilogue.reads_third() && n < min(num_boxes, G::BOXES); n++) {
                 gemm_load_box<G>(smem, third_map, tile, n, box);
             }
         }
@@ -381,31 +343,37 @@ __device__ inline void gemm_prepare(GemmColumns<G, Epilogue>& columns, const Epi
     }
 }
 
+// Waits for the four warps of this consumer.
+__device__ inline void gemm_consumer_sync() {
+    threadIdx.x < 256 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128);
+}
+
 // The end of the epilogue with GEMM_SUMS: adds up what the four warps of the consumer have summed of the tile's columns,
-// always in the same order. sums: this lane's, see fragment_column_sums. The warps meet in the memory of the boxes.
-template <class G, class SMem> __device__ inline void
-gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], const GemmColumnSums& to, SMem& smem, int row, int column, int M) {
+// always in the same order, and stores it to row `row` / G::ROWS of `to` (row tiles, N). sums: this lane's, see
+// fragment_column_sums. The warps meet in the memory of the boxes.
+template <class G, class SMem> __device__ inline void gemm_store_sums(float (&sums)[G::COLUMNS / 64][16], float* to,
+                                                                      SMem& smem, int row, int column, int M, int N) {
     static_assert(G::READERS == 4 && G::COLUMNS <= 256,
                   "the rows of a tile are one consumer's, a thread has two columns");
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, thread = threadIdx.x % 128;
     auto sums_of = [&](int w) { return reinterpret_cast<float2*>(smem.boxes[w][0]); };
-    auto barrier = [&] { warp < 4 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
     if (lane == 0) { tma_store_wait<0>(); } // TMA has read the boxes
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < G::COLUMNS / 64; q++) { sums_of(warp)[32 * q + lane] = fragment_column_sums(sums[q]); }
     tma_store_fence(); // these writes come before what TMA loads into the boxes for the next tile
-    barrier();
-    if (thread < G::COLUMNS / 2 &&
-        row / G::ROWS * G::ROWS < M) { // the second tile of the last pair may be past the end
+    gemm_consumer_sync();
+    // the second tile of the last pair may be past the end
+    if (thread < G::COLUMNS / 2 && row / G::ROWS * G::ROWS < M) {
         float2 sum = sums_of(warp / 4 * 4)[thread];
         for (int w = 1; w < 4; w++) {
             float2 x = sums_of(warp / 4 * 4 + w)[thread];
             sum.x += x.x, sum.y += x.y;
         }
-        to.store_sums(row / G::ROWS, column + 2 * thread, sum);
+        column += 2 * thread;
+        if (column < N) { *reinterpret_cast<float2*>(to + (size_t)(row / G::ROWS) * N + column) = sum; }
     }
-    barrier(); // all have read: the boxes may be used again
+    gemm_consumer_sync(); // all have read: the boxes may be used again
 }
 
 // Packs two rows of two columns into two registers of a fragment.
@@ -421,7 +389,8 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                                   const CUtensorMap& second_map, const CUtensorMap& third_map, const Tile& tile, int M,
                                   int& box) {
     constexpr bool has_second = Epilogue::EXTRAS & GEMM_SECOND, has_third = Epilogue::EXTRAS & GEMM_THIRD;
-    constexpr int third_use = Epilogue::EXTRAS & (GEMM_ADD | GEMM_MULTIPLY | GEMM_GELU_BACKWARD | GEMM_SCALED_ADD);
+    bool reads_third = false;
+    if constexpr (has_third) { reads_third = epilogue.reads_third(); }
     static_assert(!has_second || !has_third, "they share the boxes");
     constexpr bool has_sums = Epilogue::EXTRAS & GEMM_SUMS, has_bias = !(Epilogue::EXTRAS & GEMM_NO_BIAS);
     constexpr bool has_row_sums = Epilogue::EXTRAS & GEMM_ROW_SUMS, mirrored = Epilogue::EXTRAS & GEMM_MIRRORED;
@@ -445,7 +414,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             row_sums[half] = 0.0f;
         }
         int slot = box % G::BOXES, second_slot = (box + 1) % G::BOXES;
-        if (gemm_reads_third(epilogue)) {
+        if (reads_third) {
             // load box n + ahead of `third` into the slot that box n + ahead - BOXES used
             if (n + ahead >= G::BOXES && n + ahead < num_boxes && lane == 0) {
                 tma_store_wait<G::BOXES - ahead - 1>();
@@ -461,7 +430,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 #pragma unroll
         for (int p = 0; p < 4; p++) { // 16 columns per iteration
             uint32_t *out = &results[mirrored ? n : 0][4 * p], second[4], third[4] = {};
-            if (gemm_reads_third(epilogue)) { ldmatrix_x4(third, at ^ p << 5); }
+            if (reads_third) { ldmatrix_x4(third, at ^ p << 5); }
 #pragma unroll
             for (int j = 0; j < 2; j++) { // 8 columns per iteration
                 typename Epilogue::Column two[2];
@@ -488,15 +457,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
                     float2 lower = unpack_16x2(third[2 * j + 1], floatX());
                     float w[4] = {upper.x, upper.y, lower.x, lower.y};
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        if constexpr (third_use == GEMM_SCALED_ADD) {
-                            v[i] = epilogue.add(v[i], w[i]);
-                        } else {
-                            v[i] = third_use == GEMM_GELU_BACKWARD ? v[i] * gelu_slope(w[i])
-                                   : third_use == GEMM_MULTIPLY    ? v[i] * w[i]
-                                                                   : v[i] + w[i]; // GEMM_ADD
-                        }
-                    }
+                    for (int i = 0; i < 4; i++) { v[i] = epilogue.combined(v[i], w[i]); }
                 }
                 if constexpr (has_sums) {
 #pragma unroll
@@ -531,7 +492,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
             }
         }
     }
-    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.to, smem, tile.row, tile.column, M); }
+    if constexpr (has_sums) { gemm_store_sums<G>(sums, epilogue.sums, smem, tile.row, tile.column, M, epilogue.N); }
     if constexpr (mirrored) { epilogue.store_mirrored(results, smem, second_map, tile); }
 }
 
@@ -539,12 +500,13 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
 // the cluster no longer writes to it.
 template <class G> __device__ inline void gemm_end() {
     if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
-    G::end();
+    if (G::CLUSTER > 1) { G::sync(); }
 }
 
 // ---- the kernel ----
 
-// The beginning of a kernel. Returns the number of the warp: 0 to 3 in the producer, which has then loaded all tiles.
+// The beginning of a kernel. One thread of warpgroup 0 loads the operands of the block's tiles; the clusters take the tiles of
+// the list in turn. Returns the number of the warp: 0 to 3 in warpgroup 0, whose work is then done.
 template <class G, class IdleWork = GemmNoIdleWork>
 __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M, int N, int K, int num_tiles,
                                  const IdleWork& idle_work = {}) {
@@ -553,8 +515,22 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
     gemm_init(smem);
     int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
     if (warp < 4) {
-        gemm_produce(smem, maps, M, N, ceil_div(K, 64), blockIdx.x / G::CLUSTER, gridDim.x / G::CLUSTER, num_tiles,
-                     G::rank(), idle_work);
+        warpgroup_fewer_registers<IdleWork::REGISTERS>();
+        if (IdleWork::WORKS && threadIdx.x >= 32) {
+            idle_work.run(warp_uniform(threadIdx.x / 32) - 1, &smem.loaded);
+            return warp;
+        }
+        if (threadIdx.x != 0) { return warp; }
+        int i = 0, rank = G::rank(), num_steps = ceil_div(K, 64);
+#pragma unroll 1
+        for (int index = blockIdx.x / G::CLUSTER; index < num_tiles; index += gridDim.x / G::CLUSTER) {
+            auto tile = G::template tile<G>(index, M, N, rank);
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<G>(smem, maps.inp, maps.weight, tile, step, rank, i);
+            }
+        }
+        if (IdleWork::WORKS) { mbarrier_arrive(&smem.loaded); }
     } else {
         warpgroup_more_registers<(504 - IdleWork::REGISTERS) / 2>(); // the three warpgroups have 3 * 168 per thread
     }
@@ -565,51 +541,37 @@ __device__ inline int gemm_begin(GemmSMem<G>& smem, const GemmMaps& maps, int M,
 template <class G, class Epilogue, class Store>
 __device__ inline void gemm_consume(GemmSMem<G>& smem, int warp, const GemmMaps& maps, const Epilogue& epilogue, int M,
                                     int N, int K, int num_tiles, const Store& store) {
-    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64);
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER, box = 0, number = 0;
-    // the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
-    int i = consumer * num_steps;
+    constexpr bool ping_pong = gemm_is_ping_pong<G>;
+    int consumer = warp / 4 - 1, rank = G::rank(), num_steps = ceil_div(K, 64), box = 0, number = 0;
+    // ping-pong: the block's tiles go to consumers 0, 1, 0, ...; their steps go through the ring in that order
+    int turns = ping_pong ? 2 : 1, turn = ping_pong ? consumer : 0, i = turn * num_steps;
+    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
 #pragma unroll 1
-    for (int index = first + consumer * stride; index < num_tiles; index += 2 * stride, number++) {
+    for (int index = first + turn * stride; index < num_tiles; index += turns * stride, number++) {
         float sum[G::PARTS][G::COLUMNS / 2];
         auto tile = G::template tile<G>(index, M, N, rank);
-        tile.row += warp % 4 * 16;             // the warp's
-        GemmColumns<G, Epilogue> columns = {}; // stay zeros with GEMM_NO_BIAS
+        tile.row += warp % 4 * 16 + (ping_pong ? 0 : 64 * consumer); // the warp's
+        GemmColumns<G, Epilogue> columns = {};                       // stay zeros with GEMM_NO_BIAS
         gemm_prepare(columns, epilogue, smem, maps.third, tile, N, box);
         gemm_multiply<G>(sum, smem, num_steps, number, i);
-        i += num_steps; // skips the other consumer's tile
+        i += (turns - 1) * num_steps; // skips the other consumer's tile
         store(sum, columns, tile, box);
     }
 }
 
-template <class G, class Epilogue, class IdleWork>
-__device__ inline void gemm_block(unsigned char* dynamic_shared, const GemmMaps& maps, const Epilogue& epilogue, int M,
-                                  int N, int K, int num_tiles, const IdleWork& idle_work) {
-    GemmSMem<G>& smem = gemm_smem<G>(dynamic_shared);
+// Kernel 21 of matmul_forward.cu. Its idle warps run `idle_work`.
+template <class G, class Epilogue, class IdleWork = GemmNoIdleWork> __global__ void __launch_bounds__(384, 1)
+    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles,
+                      const __grid_constant__ IdleWork idle_work) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
     int warp = gemm_begin(smem, maps, M, N, K, num_tiles, idle_work);
     if (warp < 4) { return; }
     gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
         gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
     });
     gemm_end<G>();
-}
-
-// Kernel 21 of matmul_forward.cu.
-template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
-    gemm_sm90_kernel9(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K, int num_tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, GemmNoIdleWork());
-#endif
-}
-
-// Kernel 21 that also runs `idle_work` in its idle warps.
-template <class G, class Epilogue, class IdleWork> __global__ void __launch_bounds__(384, 1)
-    gemm_idle_work_sm90_kernel(const __grid_constant__ GemmMaps maps, Epilogue epilogue, int M, int N, int K,
-                               int num_tiles, const __grid_constant__ IdleWork idle_work) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    gemm_block<G>(gemm_dynamic, maps, epilogue, M, N, K, num_tiles, idle_work);
 #endif
 }
 
@@ -629,9 +591,7 @@ inline CUtensorMap gemm_box_map(const floatX* matrix, int M, int N) { return ten
 // A matrix that is NULL gets inp's map, which is then not used.
 template <class G> GemmMaps gemm_maps(const GemmArgs& g) {
     GemmMaps maps;
-    maps.inp = tensor_map(g.inp, {g.K, g.M}, {64, G::ROWS});
-    maps.weight = G::IS_KN ? tensor_map(g.weight, {g.N, g.K}, {64, 64 / G::CLUSTER})
-                           : tensor_map(g.weight, {g.K, g.N}, {64, G::COLUMNS / G::CLUSTER});
+    maps.inp = GemmInp<G>::map(g.inp, g.M, g.K), maps.weight = GemmWeight<G>::map(g.weight, g.N, g.K);
     maps.out = g.out ? gemm_box_map(g.out, g.M, g.N) : maps.inp;
     maps.second = g.second ? gemm_box_map(g.second, g.M, g.N) : maps.inp;
     maps.third = g.third ? gemm_box_map(g.third, g.M, g.N) : maps.inp;
@@ -646,13 +606,15 @@ template <class G> int gemm_num_tiles(int M, int N, int K) {
     return (int)num_tiles;
 }
 
-// Launches a kernel with blocks of 384 threads and `bytes` of dynamic shared memory, in clusters. If `early`, the
-// launch is a programmatic dependent launch: the kernel may start before the previous kernel of the stream has ended,
-// and waits for its end in grid_wait_dependency().
-template <class... Parameters, class... Arguments>
-void gemm_start(void (*kernel)(Parameters...), int num_blocks, int cluster, int bytes, bool early,
-                const Execution& exec, const Arguments&... arguments) {
-    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, cluster, early), exec, arguments...);
+// Launches a kernel of the form G for num_tiles tiles, or pairs of tiles: a block per SM, or fewer if there are fewer tiles.
+// early: see LaunchShape. The kernel has its dynamic shared memory, an SMem, from shared_aligned_1024().
+template <class G, class SMem = GemmSMem<G>, class... Parameters, class... Arguments>
+void gemm_start(void (*kernel)(Parameters...), int num_tiles, bool early, const Execution& exec,
+                const Arguments&... arguments) {
+    const int bytes = sizeof(SMem) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
+    int num_blocks = min(num_tiles, exec.free_sms() / G::CLUSTER) * G::CLUSTER;
+    launch_kernel(kernel, LaunchShape(num_blocks, 384, bytes, G::CLUSTER, early), exec, arguments...);
 }
 
 // out = finish(inp weight^T), and idle warps run `idle_work`. Requires has_sm90a(), K % 8 == 0, N % 8 == 0, and all
@@ -662,15 +624,9 @@ void gemm(const GemmArgs& g, const Epilogue& epilogue, const Execution& exec, co
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, exec.free_sms() / G::CLUSTER);
-    int num_blocks = num_clusters * G::CLUSTER, bytes = GemmSMem<G>::bytes();
-    if constexpr (IdleWork::WORKS) {
-        gemm_start(gemm_idle_work_sm90_kernel<G, Epilogue, IdleWork>, num_blocks, G::CLUSTER, bytes, true, exec,
-                   gemm_maps<G>(g), epilogue, g.M, g.N, g.K, num_tiles, idle_work);
-    } else {
-        gemm_start(gemm_sm90_kernel9<G, Epilogue>, num_blocks, G::CLUSTER, bytes, true, exec, gemm_maps<G>(g), epilogue,
-                   g.M, g.N, g.K, num_tiles);
-    }
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    gemm_start<G>(gemm_sm90_kernel9<G, Epilogue, IdleWork>, num_tiles, true, exec, gemm_maps<G>(g), epilogue, g.M, g.N,
+                  g.K, num_tiles, idle_work);
 }
 #endif
 // ==== end promoted: gemm ====

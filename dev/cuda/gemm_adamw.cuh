@@ -21,27 +21,26 @@ struct AdamWChunk {
     size_t place; // of its piece in the arrays
     int begin, end;
     uint32_t seed;
-    bool decays;
-    __device__ AdamWChunk(const DeferredUpdate& w, int chunk, int num_updates) {
+    AdamW optimizer; // without decay for vectors
+    __device__ AdamWChunk(const DeferredUpdate& w, const StepState& s, int chunk) : optimizer(s.optimizer) {
         int of_layer = w.chunks_of_layer(), of_matrices = w.chunks_of(w.matrices);
         int layer = chunk / of_layer, i = chunk % of_layer;
-        decays = i < of_matrices;
+        bool decays = i < of_matrices;
+        if (!decays) { optimizer.weight_decay = 0.0f; }
         place = layer * ((size_t)w.matrices + w.vectors) + (decays ? 0 : w.matrices);
         begin = (decays ? i : i - of_matrices) * DeferredUpdate::CHUNK;
         end = min(begin + DeferredUpdate::CHUNK, decays ? w.matrices : w.vectors);
         // pieces are numbered as in section 2 of train_gpt2.cu
-        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, num_updates);
+        seed = w.seed == 0 ? 0 : adamw_seed(hash_bits(1 + 2 * layer + !decays, w.seed) | 1, s.num_updates);
+    }
+    // Updates four values, i to i + 3 of the piece.
+    __device__ void update(const DeferredUpdate& w, const StepState& s, int i) const {
+        size_t at = place + i;
+        AdamWVector x;
+        x.load(w.params, w.master, w.m, w.v, w.grads, at);
+        x.update(w.params, w.master, w.m, w.v, s, optimizer, at, i, seed);
     }
 };
-
-// Four values of a chunk, i to i + 3 of its piece.
-__device__ inline void adamw_values(const DeferredUpdate& w, const StepState& s, const AdamW& o, const AdamWChunk& c,
-                                    int i) {
-    size_t at = c.place + i;
-    AdamWVector x;
-    x.load(w.params, w.master, w.m, w.v, w.grads, at);
-    x.update(w.params, w.master, w.m, w.v, s, o, at, i, c.seed);
-}
 
 // The work of a worker, until it has no chunk left or stop() is true for lane 0. All lanes of the warp call it.
 template <class Stop>
@@ -52,17 +51,15 @@ __device__ inline void deferred_update_work(const DeferredUpdate& w, int worker,
     int chunk = max(w.done[worker], ceil_div(w.first - worker, w.num_workers) * w.num_workers + worker);
 #pragma unroll 1
     while (chunk < w.last && !__shfl_sync(0xFFFFFFFFu, stop(), 0)) {
-        AdamWChunk c(w, chunk, s.num_updates);
+        AdamWChunk c(w, s, chunk);
         chunk += w.num_workers;
         if (chunk < w.last && lane < 4) { // the next one's values
-            AdamWChunk next(w, chunk, s.num_updates);
+            AdamWChunk next(w, s, chunk);
             const float* from = lane == 0 ? w.m : lane == 1 ? w.v : lane == 2 ? w.grads : w.master;
             if (from) { bulk_prefetch(from + next.place + next.begin, (next.end - next.begin) * (int)sizeof(float)); }
         }
-        AdamW o = s.optimizer;
-        if (!c.decays) { o.weight_decay = 0.0f; }
 #pragma unroll 2 // 1% faster for product and update
-        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { adamw_values(w, s, o, c, i); }
+        for (int i = c.begin + 4 * lane; i < c.end; i += 128) { c.update(w, s, i); }
     }
     __syncwarp();
     if (lane == 0) { w.done[worker] = chunk; }
@@ -85,13 +82,11 @@ __global__ void __launch_bounds__(256) finish_deferred_update_kernel(const __gri
     grid_wait_dependency();
     const StepState s = *w.state;
     if (!s.is_deferred || !s.applied || chunk >= w.last || chunk < w.done[chunk % w.num_workers]) { return; }
-    AdamWChunk c(w, chunk, s.num_updates);
-    AdamW o = s.optimizer;
-    if (!c.decays) { o.weight_decay = 0.0f; }
+    AdamWChunk c(w, s, chunk);
 #pragma unroll
     for (int k = 0; k < DeferredUpdate::CHUNK / 128; k++) {
         int i = c.begin + 4 * (threadIdx.x % 32) + 128 * k;
-        if (i < c.end) { adamw_values(w, s, o, c, i); }
+        if (i < c.end) { c.update(w, s, i); }
     }
 }
 

@@ -1,6 +1,6 @@
 /*
 The forms of gemm.cuh that were slower or that only fused ops need: cooperative kernels, blocks without a cluster, e4m3 operands and
-results, a layernorm in the epilogue. matmul_forward.cu, kernel 21, has them as configurations.
+results, a layernorm in the epilogue. matmul_forward.cu, kernel 27, has them as configurations.
 */
 #pragma once
 
@@ -15,21 +15,6 @@ results, a layernorm in the epilogue. matmul_forward.cu, kernel 21, has them as 
 // In a cooperative form, both consumers work on one larger tile, each on 64 of its rows. Such forms are meant for a
 // long K.
 
-// A block without a cluster, the alternative to GemmPair: it loads its whole weight tile itself.
-struct GemmSingle : GemmWeightNK {
-    static constexpr int CLUSTER = 1;
-    static __device__ int rank() { return 0; }
-    static __device__ void sync() { __syncthreads(); }
-    static __device__ void end() {}
-    template <int columns> static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k,
-                                                              const GemmTile& tile, int, uint64_t* full) {
-        tma_load_2d(weight, &map, k, tile.column, full);
-    }
-    static __device__ void release(uint64_t* empty) {
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
-    }
-};
-
 // A form, defined by its parameters. Cluster is GemmPair or GemmSingle.
 template <int rows, int columns, bool ping_pong, class Cluster, int ring, int boxes> struct GemmTiles : Cluster {
     static constexpr int ROWS = rows, COLUMNS = columns, RING = ring, BOXES = boxes;
@@ -42,8 +27,6 @@ template <int rows, int columns, bool ping_pong, class Cluster, int ring, int bo
         if constexpr (n == 128) { wgmma_64x256x16(sum, inp, weight, accumulate, floatX()); }
     }
 };
-template <class G> constexpr bool gemm_is_ping_pong = G::READERS == 4;
-
 // The form G with e4m3 operands. The code addresses two e4m3 elements as one floatX, so it counts pairs of elements
 // along K. A stage thus holds 128 columns of K in the same number of bytes, and its products take the same number of
 // cycles.
@@ -57,7 +40,6 @@ template <class G> struct GemmTilesE4M3 : G {
 };
 template <class G> using GemmTilesSame = G;
 
-typedef GemmTiles<128, 192, true, GemmSingle, 4, 4> GemmPingPong192;
 typedef GemmTiles<128, 256, false, GemmSingle, 4, 2> GemmCooperative256;
 typedef GemmTiles<128, 256, false, GemmPair, 4, 2> GemmCooperative256Pairs;
 typedef GemmTiles<128, 128, true, GemmPair, 5, 4> GemmPingPong128Pairs;
@@ -78,35 +60,6 @@ inline const char* gemm_form_name(int form) {
                            "cooperative 128x256 in clusters of two",
                            "ping-pong 128x128 in clusters of two"};
     return form >= 0 && form < 6 ? names[form] : "unknown";
-}
-
-// The main loop of a cooperative consumer. Like gemm_multiply, but for the tile's 64 rows that start at first_row, and
-// without ping-pong.
-template <class G> __device__ inline void gemm_multiply_cooperative(float (&sum)[G::PARTS][G::COLUMNS / 2],
-                                                                    GemmSMem<G>& smem, int first_row, int num_steps,
-                                                                    int& i) {
-    gemm_clear<G>(sum);
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = smem.stages[i % G::RING];
-        uint64_t inp = wgmma_descriptor(stage.inp + first_row * 64);
-        smem.ring.wait(i);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-#pragma unroll
-            for (int m = 0; m < G::PARTS; m++) {
-                G::wgmma(sum[m], inp + 512 * m + 2 * k, G::weight_descriptor(stage.weight, k), true);
-            }
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (step > 0) { G::release(&smem.ring.empty[(i - 1) % G::RING]); }
-    }
-    wgmma_wait<0>();
-#pragma unroll
-    for (int m = 0; m < G::PARTS; m++) { wgmma_hold(sum[m]); }
-    G::release(&smem.ring.empty[(i - 1) % G::RING]);
 }
 
 // ---- other epilogues ----------------------------------------------------------------------------------------------
@@ -145,10 +98,8 @@ template <int extras> struct GemmLayernorm {
 };
 
 // The epilogue y = sum * scale + bias, where scale undoes the scales of the two e4m3 operands.
-template <int extras> struct GemmScaledBias {
-    static constexpr int EXTRAS = extras;
+template <int extras> struct GemmScaledBias : GemmBias<extras> {
     const float *inp_scale, *weight_scale; // one float each, 1 / (the factor by which the operand was multiplied)
-    const floatX* bias;                    // (N), or NULL for no bias
     __nv_fp8_e4m3* out;                    // (M,N), used with GEMM_E4M3 only
     const float* out_scale;                // one float, multiplies the results; used with GEMM_E4M3 only
 
@@ -156,9 +107,7 @@ template <int extras> struct GemmScaledBias {
     // out_scale * gelu(y) = x tanh(x (a + b x^2)) + x, which saves two multiplications per element.
     float scale, out_multiplier, a, b;
 
-    struct Row {};
-    typedef uint32_t Pair;
-    typedef float Column;
+    typedef typename GemmBias<extras>::Row Row;
     static constexpr bool IS_E4M3 = extras & GEMM_E4M3, IS_GELU = extras & GEMM_GELU;
     __device__ void begin() {
         scale = __ldg(inp_scale) * __ldg(weight_scale);
@@ -169,13 +118,11 @@ template <int extras> struct GemmScaledBias {
             b = 0.0356774081f / (out_multiplier * out_multiplier * out_multiplier); // 0.044715 sqrt(2/pi)
         }
     }
-    __device__ Row row(int) const { return {}; }
-    __device__ Pair pair(int column) const { return GemmBias<0>{bias}.pair(column); }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        GemmBias<0>().columns(c, pair);
+    __device__ void columns(float (&c)[2], uint32_t pair) const {
+        GemmBias<extras>::columns(c, pair);
         if (IS_E4M3) { c[0] *= out_multiplier, c[1] *= out_multiplier; }
     }
-    __device__ float value(float sum, const Row&, const Column& c) const { return fmaf(sum, scale, c); }
+    __device__ float value(float sum, const Row&, float c) const { return fmaf(sum, scale, c); }
     __device__ float finish(float x) const { return IS_GELU ? fmaf(x, tanh_approx(x * fmaf(x * x, b, a)), x) : x; }
 };
 template <class Epilogue> constexpr bool gemm_is_scaled = false;
@@ -237,44 +184,17 @@ template <class G, class Epilogue> __global__ void __launch_bounds__(384, 1)
                            int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    if (threadIdx.x == 0) { tma_prefetch_map(&maps.inp), tma_prefetch_map(&maps.weight), tma_prefetch_map(&maps.out); }
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
-    int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
-    int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
-    int box = 0, number = 0, first_row = gemm_is_ping_pong<G> ? 0 : (warpgroup - 1) * 64;
-    if (gemm_is_ping_pong<G>) {
-        first += (warpgroup - 1) * stride;
-        stride *= 2;
-        i = (warpgroup - 1) * num_steps;
-    }
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
     if constexpr (gemm_is_scaled<Epilogue>) { epilogue.begin(); }
-#pragma unroll 1
-    for (int index = first; index < num_tiles; index += stride, number++) {
-        float sum[G::PARTS][G::COLUMNS / 2];
-        GemmTile tile = gemm_tile<G>(index, M, N, rank);
-        int row = tile.row + first_row + warp % 4 * 16;
-        GemmColumns<G, Epilogue> columns;
-        gemm_prepare(columns, epilogue, smem, maps.third, GemmTile{row, tile.column}, N, box);
-        if constexpr (gemm_is_ping_pong<G>) {
-            gemm_multiply<G>(sum, smem, num_steps, number, i);
-            i += num_steps;
-        } else {
-            gemm_multiply_cooperative<G>(sum, smem, first_row, num_steps, i);
-        }
+    gemm_consume(smem, warp, maps, epilogue, M, N, K, num_tiles, [&](auto& sum, auto& columns, auto& tile, int& box) {
         if constexpr (Epilogue::EXTRAS & GEMM_E4M3) {
-            gemm_store_e4m3<G>(sum, epilogue, columns, row, tile.column, M, N);
+            gemm_store_e4m3<G>(sum, epilogue, columns, tile.row, tile.column, M, N);
         } else {
-            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, GemmTile{row, tile.column},
-                          M, box);
+            gemm_store<G>(sum, epilogue, columns, smem, maps.out, maps.second, maps.third, tile, M, box);
         }
-    }
+    });
     gemm_end<G>();
 #endif
 }
@@ -287,15 +207,15 @@ void gemm_tiles(const GemmArgs& g, const Epilogue& epilogue, bool early, const E
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require((g.second != NULL) == ((Epilogue::EXTRAS & GEMM_SECOND) != 0));
     require((g.third != NULL) == ((Epilogue::EXTRAS & GEMM_THIRD) != 0));
-    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K), num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
-    void (*kernel)(GemmMaps, Epilogue, int, int, int, int);
+    int num_tiles = gemm_num_tiles<G>(g.M, g.N, g.K);
+    GemmMaps maps = gemm_maps<G>(g);
     if constexpr (gemm_is_ping_pong<G> && !gemm_is_scaled<Epilogue>) {
-        kernel = gemm_sm90_kernel9<G, Epilogue>;
+        gemm_start<G>(gemm_sm90_kernel9<G, Epilogue>, num_tiles, early, exec, maps, epilogue, g.M, g.N, g.K, num_tiles,
+                      GemmNoIdleWork());
     } else {
-        kernel = gemm_forms_sm90_kernel<G, Epilogue>;
+        gemm_start<G>(gemm_forms_sm90_kernel<G, Epilogue>, num_tiles, early, exec, maps, epilogue, g.M, g.N, g.K,
+                      num_tiles);
     }
-    gemm_start(kernel, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<G>::bytes(), early, exec, gemm_maps<G>(g),
-               epilogue, g.M, g.N, g.K, num_tiles);
 }
 
 // Like gemm(), with form number `form`.
@@ -303,7 +223,7 @@ template <class Epilogue, template <class> class Tiles = GemmTilesSame>
 void gemm_form(const GemmArgs& g, const Epilogue& epilogue, bool early, const Execution& exec, int form) {
     switch (form) {
     case GEMM_PING_PONG_192:
-        return gemm_tiles<Tiles<GemmPingPong192>>(g, epilogue, early, exec);
+        return gemm_tiles<Tiles<GemmPingPong192<GemmSingle>>>(g, epilogue, early, exec);
     case GEMM_PING_PONG_192_PAIRS:
         return gemm_tiles<Tiles<GemmPingPong192Pairs>>(g, epilogue, early, exec);
     case GEMM_COOPERATIVE_256:

@@ -1,6 +1,6 @@
 /* layernorm_backward: gradient of layernorm_forward, plus the gradient of the residual stream that bypasses it
 
-   dinp (N,C) floatX out | dweight, dbias (C) float inout, accumulated | scratch (layernorm_backward_scratch(N, C)) float
+   dinp (N,C) floatX out | dweight, dbias (C) float inout, accumulated | scratch (layernorm_backward_scratch(C)) float
    dout (N,C) floatX in | dresidual (N,C) floatX in, may be NULL or dinp | inp (N,C), weight (C) floatX in
    mean, rstd (N) float in; N = B*T
    Per row, with norm = (inp - mean) * rstd and dnorm = dout * weight:
@@ -25,10 +25,10 @@
      7  6 with the row in registers, inputs read once (slower than 6)
      8  column sums in registers, too
      9  8 with the next row copied ahead by cp.async
-    10  9 with programmatic dependent launch of the second kernel (promoted)
-    11  5 with the next rows copied ahead by cp.async, for rows of several warps
-    12  10 or 11, then matmul_backward_bias (kind 3)
-    13  10 or 11 with the sums of dinp's columns in registers (promoted) (kind 3)
+    10  9 with programmatic dependent launch of the second kernel
+    11  5 with the next rows copied ahead by cp.async (promoted)
+    12  11, then matmul_backward_bias (kind 3)
+    13  11 with the sums of dinp's columns in registers (promoted) (kind 3)
      kind 3: 0 with the sums of dinp's columns
 
    nvcc -O3 --use_fast_math layernorm_backward.cu -o layernorm_backward      (or: make layernorm_backward)
@@ -287,8 +287,6 @@ void layernorm_backward4(floatX* dinp, float* dweight, float* dbias, float* scra
 
 // ---- kernel 5: 4 rows at a time, with one barrier for the 4 rows and 9 shuffles for their 8 sums --------------------
 
-#include "layernorm_backward.cuh" // kernels 8, 10 and 11, and what they share with kernel 5
-
 constexpr int LAYERNORM_BACKWARD_MAX_BLOCK_SIZE5 = 384; // leaves 168 registers per thread
 
 // Long rows take num_vecs = 2 or 4 vectors per thread; the block then handles only 2 rows or 1 row at a time.
@@ -543,6 +541,182 @@ void layernorm_backward7(floatX* dinp, float* dweight, float* dbias, float* scra
                              stream, block_size);
 }
 
+// ---- kernel 8: column sums also in registers; teams of several warps for long rows ----
+
+// A team of 1, 2, 4, 8 or 16 warps processes one row at a time; each thread holds up to 3 vectors of the row:
+//     vector of the row   0 .. team_size-1 | team_size .. 2*team_size-1 | 2*team_size ..
+//     held by thread      0 .. team_size-1 | 0 .. team_size-1           | 0 ..             of the team
+//     as its vector       j = 0            | j = 1                      | j = 2
+// A thread has the same columns in every row, so it sums dweight and dbias in registers. At the end each block adds up
+// its teams and writes one partial sum per column; column_sums() adds the partial sums of all blocks in a fixed order.
+constexpr int LAYERNORM_BACKWARD_MAX_VECS = 3;
+constexpr int LAYERNORM_BACKWARD_THREADS_PER_SM = 512; // leaves 128 registers per thread
+constexpr int LAYERNORM_BACKWARD_MIN_BLOCK_SIZE = 128; // bounds the number of partial sums
+constexpr int LAYERNORM_BACKWARD_PADDING = 4; // floats after each row of `columns`, against bank conflicts in 16 bits
+
+// Sums a and b over the team; all threads of the team get the same bits. Callers alternate between two `shared` (2, 16)
+// buffers, so one barrier per call is enough.
+__device__ inline void layernorm_backward_team_sums(float& a, float& b, float (*shared)[16], int team_warps) {
+    // the lower half-warp sums a, the upper half-warp sums b: 6 shuffles instead of 10
+    bool upper = threadIdx.x & 16;
+    float mine = upper ? b : a, other = upper ? a : b;
+    mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
+    for (int offset = 8; offset > 0; offset /= 2) { mine += __shfl_xor_sync(0xFFFFFFFFu, mine, offset); }
+    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
+    a = upper ? other : mine;
+    b = upper ? mine : other;
+    if (team_warps == 1) { return; }
+    int warp = threadIdx.x / 32, team = warp / team_warps;
+    if (threadIdx.x % 32 == 0) { shared[0][warp] = a, shared[1][warp] = b; }
+    __syncthreads(); // safe for the whole block, because all its teams make the same number of calls
+    a = b = 0.0f;
+    for (int i = team * team_warps; i < (team + 1) * team_warps; i++) { a += shared[0][i], b += shared[1][i]; }
+}
+
+// Writes row blockIdx.x of partials (gridDim.x, 2, C): dweight and dbias, summed over the block's teams. The sums are
+// exchanged through `columns` (2 * x128::size, blockDim.x + padding) in shared memory, one vector per thread at a time.
+template <int num_vecs> __device__ inline void layernorm_backward_block_sums(float* partials,
+                                                                             const float (*dw)[x128::size],
+                                                                             const float (*db)[x128::size],
+                                                                             float* columns, int C, int team_size) {
+    int num_teams = blockDim.x / team_size, stride = team_size * x128::size;
+    int pitch = blockDim.x + LAYERNORM_BACKWARD_PADDING;
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            columns[k * pitch + threadIdx.x] = dw[j][k];
+            columns[(x128::size + k) * pitch + threadIdx.x] = db[j][k];
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < 2 * stride; i += blockDim.x) {
+            int which = i / stride, column = i % stride; // which: 0 is dweight, 1 is dbias
+            int member = column / x128::size, k = column % x128::size, c = j * stride + column;
+            float sum = 0.0f;
+            for (int t = 0; t < num_teams; t++) {
+                sum += columns[(which * x128::size + k) * pitch + t * team_size + member];
+            }
+            if (c < C) { partials[((size_t)blockIdx.x * 2 + which) * C + c] = sum; }
+        }
+        __syncthreads();
+    }
+}
+
+// one_warp: each team is one warp. It then needs no barrier, so the teams may process different numbers of rows.
+template <int num_vecs, bool one_warp> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
+    layernorm_backward_kernel8(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int team_warps) {
+    __shared__ float row_sums[2][2][16];
+    extern __shared__ __align__(128) float layernorm_backward_columns[]; // (2 * x128::size, blockDim.x + padding)
+    int team_size = 32 * team_warps, num_teams = blockDim.x / team_size;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size, stride = team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C; // only a thread's last vector can be past the row's end
+    float inv_C = 1.0f / C;
+    int parity = 0;
+    grid_wait_dependency(); // layernorm_backward10() launches it early
+
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    for (int turn = blockIdx.x * num_teams; turn < N; turn += gridDim.x * num_teams) {
+        int row = turn + team;
+        if (one_warp && row >= N) { break; }
+        bool valid = one_warp || row < N;
+        size_t start = (size_t)row * C + first;
+        x128 dy[num_vecs] = {}, x[num_vecs] = {}, dx[num_vecs] = {}; // dy is 0 past the row's end and adds nothing
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (valid && (j < num_vecs - 1 || last_valid)) {
+                dy[j] = load128(dout + start + j * stride);
+                x[j] = load128(inp + start + j * stride);
+            }
+        }
+        if (dresidual && valid) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                if (j < num_vecs - 1 || last_valid) { dx[j] = load128(dresidual + start + j * stride); }
+            }
+        }
+        float m = valid ? mean[row] : 0.0f, r = valid ? rstd[row] : 0.0f, sum = 0.0f, dot = 0.0f,
+              dnorm[num_vecs][x128::size];
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            x128 w = {}; // the weights are reread from L1 for every row, because no registers are left for them
+            if (j < num_vecs - 1 || last_valid) { w = load128(weight + first + j * stride); }
+            for (int k = 0; k < x128::size; k++) {
+                float d = (float)dy[j][k], norm = ((float)x[j][k] - m) * r;
+                dnorm[j][k] = d * (float)w[k];
+                sum += dnorm[j][k];
+                dot += dnorm[j][k] * norm;
+                dw[j][k] += d * norm;
+                db[j][k] += d;
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, row_sums[parity], one_warp ? 1 : team_warps);
+        parity = 1 - parity;
+        sum *= inv_C;
+        dot *= inv_C;
+        // The shuffle does not change m, but the compiler cannot know that, so it recomputes norm from x below. Without
+        // the shuffle it would keep norm in registers and spill.
+        m = __shfl_sync(0xFFFFFFFFu, m, 0);
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) {
+                float norm = ((float)x[j][k] - m) * r;
+                dx[j][k] = (floatX)((float)dx[j][k] + r * (dnorm[j][k] - sum - norm * dot));
+            }
+            if (valid && (j < num_vecs - 1 || last_valid)) { store128(dinp + start + j * stride, dx[j]); }
+        }
+    }
+
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, layernorm_backward_columns, C, team_size);
+}
+
+// Returns the number of warps per team. In 16 bits, a thread in a team of several warps holds at most 2 vectors,
+// because 3 would spill.
+static int layernorm_backward_team_warps(int num_vectors) {
+    const int team_vecs = sizeof(floatX) == 2 ? 2 : LAYERNORM_BACKWARD_MAX_VECS;
+    int team_warps = 1;
+    while (num_vectors > 32 * (team_warps > 1 ? team_vecs : LAYERNORM_BACKWARD_MAX_VECS) * team_warps) {
+        team_warps *= 2;
+    }
+    return team_warps;
+}
+
+static auto layernorm_backward_choose8(int num_vecs, int team_warps) {
+    if (team_warps > 1) {
+#if defined(ENABLE_FP32)
+        if (num_vecs == 3) { return layernorm_backward_kernel8<3, false>; }
+#endif
+        return layernorm_backward_kernel8<2, false>;
+    }
+    return num_vecs == 1   ? layernorm_backward_kernel8<1, true>
+           : num_vecs == 2 ? layernorm_backward_kernel8<2, true>
+                           : layernorm_backward_kernel8<3, true>;
+}
+
+typedef void (*LayernormBackwardKernel)(floatX*, float*, const floatX*, const floatX*, const floatX*, const floatX*,
+                                        const float*, const float*, int, int, int);
+
+// How to launch the kernel that writes dinp and partials (grid_size, 2, C).
+struct LayernormBackwardLaunch {
+    LayernormBackwardKernel kernel;
+    int grid_size, block_size, num_vecs, team_warps;
+    size_t shared_bytes;
+};
+
+// Chooses the instance and the grid of kernel 8 for rows of C elements. A block is at least one team.
+static LayernormBackwardLaunch layernorm_backward_launch8(int N, int C, int block_size) {
+    int num_vectors = C / x128::size, team_warps = layernorm_backward_team_warps(num_vectors);
+    require(N >= 1 && C >= 8 && C % 8 == 0 && team_warps <= 16);
+    block_size = max(block_size, 32 * team_warps);
+    require(block_size % (32 * team_warps) == 0);
+    require(block_size >= LAYERNORM_BACKWARD_MIN_BLOCK_SIZE && block_size <= LAYERNORM_BACKWARD_THREADS_PER_SM);
+    int num_vecs = ceil_div(num_vectors, 32 * team_warps), num_teams = block_size / (32 * team_warps);
+    int grid_size = num_multiprocessors() * (LAYERNORM_BACKWARD_THREADS_PER_SM / block_size);
+    size_t shared_bytes = 2 * x128::size * (block_size + LAYERNORM_BACKWARD_PADDING) * sizeof(float);
+    auto kernel = layernorm_backward_choose8(num_vecs, team_warps);
+    return {kernel, min(grid_size, ceil_div(N, num_teams)), block_size, num_vecs, team_warps, shared_bytes};
+}
+
 // Kernels 8 and 9: column_sums_kernel is launched as usual, so it starts after the first kernel has ended.
 static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, floatX* dinp, float* dweight, float* dbias,
                                            float* scratch, const floatX* dout, const floatX* dresidual,
@@ -560,18 +734,133 @@ static void layernorm_backward_two_kernels(const LayernormBackwardLaunch& l, flo
 void layernorm_backward8(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch8(N, C, block_size, stream), dinp, dweight, dbias, scratch,
-                                   dout, dresidual, inp, weight, mean, rstd, N, C, stream);
+    layernorm_backward_two_kernels(layernorm_backward_launch8(N, C, block_size), dinp, dweight, dbias, scratch, dout,
+                                   dresidual, inp, weight, mean, rstd, N, C, stream);
 }
 
-// ---- kernel 9: cp.async prefetches the next row; this is kernel 10 without programmatic dependent launch ----
+// ---- kernel 9: cp.async prefetches the next row ----
+
+constexpr int LAYERNORM_BACKWARD_STAGES9 = 2;
+
+// Kernel 8 with one warp per team and the next row in flight: cp.async copies it into a ring in shared memory while the
+// current row is summed. Each thread reads only what it copied itself, so it waits for its own copies, without barrier.
+//                before the loop   1st row           2nd row           3rd row
+//     stage 0    copy row 0        read 0, copy 2    (2 in flight)     read 2, copy 4
+//     stage 1    copy row 1        (1 in flight)     read 1, copy 3    (3 in flight)
+template <int num_vecs> __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS_PER_SM, 1)
+    layernorm_backward_kernel9(floatX* dinp, float* partials, const floatX* dout, const floatX* dresidual,
+                               const floatX* inp, const floatX* weight, const float* mean, const float* rstd, int N,
+                               int C, int /*team_warps*/) {
+    // (stages, num_vecs, 3, blockDim.x); 3: dout, inp, dresidual
+    extern __shared__ __align__(128) int4 layernorm_backward_ring[];
+    const int team_size = 32, stride = team_size * x128::size;
+    int num_teams = blockDim.x / team_size, row_step = gridDim.x * num_teams;
+    int team = threadIdx.x / team_size, first = threadIdx.x % team_size * x128::size;
+    bool last_valid = first + (num_vecs - 1) * stride < C;
+    float inv_C = 1.0f / C;
+    int stage = 0;
+    grid_launch_dependents(); // for kernel 10
+    grid_wait_dependency();
+
+    // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
+    auto fetch = [&](int row, int to_stage) {
+        if (row < N) {
+#pragma unroll
+            for (int j = 0; j < num_vecs; j++) {
+                size_t i = (size_t)row * C + first + j * stride;
+                bool valid = j < num_vecs - 1 || last_valid;
+                int4* slot = layernorm_backward_ring + (to_stage * num_vecs + j) * 3 * blockDim.x + threadIdx.x;
+                // an invalid copy writes zeros and reads nothing, but still needs a valid address
+                cp_async_16(slot, dout + (valid ? i : 0), valid);
+                cp_async_16(slot + blockDim.x, inp + (valid ? i : 0), valid);
+                bool add = valid && dresidual;
+                cp_async_16(slot + 2 * blockDim.x, add ? dresidual + i : dout, add);
+            }
+        }
+        cp_async_commit();
+    };
+    auto vector_of_weight = [&](int j) { // the same for all rows, so these loads hit L1
+        return to_floats(j < num_vecs - 1 || last_valid ? load128(weight + first + j * stride) : x128());
+    };
+    float dw[num_vecs][x128::size] = {}, db[num_vecs][x128::size] = {};
+    int row = blockIdx.x * num_teams + team;
+    for (int i = 0; i < LAYERNORM_BACKWARD_STAGES9; i++) { fetch(row + i * row_step, i); }
+    for (; row < N; row += row_step) {
+        const floatX* slots =
+            (const floatX*)(layernorm_backward_ring + stage * num_vecs * 3 * blockDim.x + threadIdx.x);
+        int pitch = blockDim.x * x128::size;
+        float m = mean[row], r = rstd[row], sum = 0.0f, dot = 0.0f;
+        cp_async_wait<LAYERNORM_BACKWARD_STAGES9 - 1>();
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            auto dy = to_floats(load128(slots + 3 * j * pitch)), x = to_floats(load128(slots + (3 * j + 1) * pitch));
+            auto w = vector_of_weight(j);
+            for (int k = 0; k < x128::size; k++) {
+                float norm = (x[k] - m) * r, dnorm = dy[k] * w[k];
+                sum += dnorm;
+                dot += dnorm * norm;
+                dw[j][k] += dy[k] * norm;
+                db[j][k] += dy[k];
+            }
+        }
+        layernorm_backward_team_sums(sum, dot, nullptr, 1);
+        // dinp = dresidual + rstd * (dnorm - sum - norm * dot) is a sum of dresidual, dnorm and inp with factors of the row
+        float of_inp = -r * r * dot * inv_C, constant = -r * sum * inv_C - of_inp * m;
+        __syncwarp(); // makes the compiler reread the row from shared memory; keeping it in registers would spill
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            auto dy = to_floats(load128(slots + 3 * j * pitch)), x = to_floats(load128(slots + (3 * j + 1) * pitch));
+            auto dx = to_floats(load128(slots + (3 * j + 2) * pitch)), w = vector_of_weight(j);
+            x128 result;
+            for (int k = 0; k < x128::size; k++) {
+                float y = dx[k] + constant + r * (dy[k] * w[k]) + of_inp * x[k];
+                result[k] = (floatX)y;
+            }
+            if (j < num_vecs - 1 || last_valid) { store128(dinp + (size_t)row * C + first + j * stride, result); }
+        }
+        fetch(row + LAYERNORM_BACKWARD_STAGES9 * row_step, stage); // the row in this stage has been read
+        stage = (stage + 1) % LAYERNORM_BACKWARD_STAGES9;
+    }
+    cp_async_wait<0>();
+    __syncthreads(); // now all threads have read the ring, and the column sums may reuse its memory
+
+    layernorm_backward_block_sums<num_vecs>(partials, dw, db, (float*)layernorm_backward_ring, C, team_size);
+}
+
+// Chooses kernel 9 if a team is one warp, the device code has cp.async and the ring fits in shared memory; otherwise
+// kernel 8.
+static LayernormBackwardLaunch layernorm_backward_launch9(int N, int C, int block_size) {
+    LayernormBackwardLaunch l = layernorm_backward_launch8(N, C, block_size);
+    LayernormBackwardKernel kernel = NULL;
+    with_constant<3>(l.num_vecs, [&](auto n) { kernel = layernorm_backward_kernel9<n.value>; });
+    size_t ring_bytes = (size_t)LAYERNORM_BACKWARD_STAGES9 * l.num_vecs * 3 * l.block_size * sizeof(x128);
+    size_t shared_bytes = max(ring_bytes, l.shared_bytes);
+    size_t limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 4 * 16 * sizeof(float);
+    if (l.team_warps == 1 && compiled_arch(kernel) >= 80 && shared_bytes <= limit) {
+        l.kernel = kernel, l.shared_bytes = shared_bytes;
+    }
+    return l;
+}
 
 void layernorm_backward9(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
-    layernorm_backward_two_kernels(layernorm_backward_launch10(N, C, block_size, 2, stream), dinp, dweight, dbias,
-                                   scratch, dout, dresidual, inp, weight, mean, rstd, N, C, stream);
+    layernorm_backward_two_kernels(layernorm_backward_launch9(N, C, block_size), dinp, dweight, dbias, scratch, dout,
+                                   dresidual, inp, weight, mean, rstd, N, C, stream);
 }
+
+// ---- kernel 10: 9 with programmatic dependent launch of the second kernel ----
+
+void layernorm_backward10(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                          const floatX* dresidual, const floatX* inp, const floatX* weight, const float* mean,
+                          const float* rstd, int N, int C, cudaStream_t stream, int block_size) {
+    LayernormBackwardLaunch l = layernorm_backward_launch9(N, C, block_size);
+    launch_early(l.kernel, dim3(l.grid_size), dim3(l.block_size), l.shared_bytes, stream, dinp, scratch, dout,
+                 dresidual, inp, weight, mean, rstd, N, C, l.team_warps);
+    column_sums<16>(dweight, dbias, NULL, scratch, l.grid_size, C, stream);
+}
+
+#include "layernorm_backward.cuh" // kernel 11
 
 static void declare(Bench& b) {
     int N = b.B * b.T, C = b.C;
@@ -609,7 +898,8 @@ static void declare(Bench& b) {
         of_sums.atol += 6 * ulp_of<floatX>() * sqrtf((float)N);
         sums = b.inout<float>("sums", C, sums_start, of_sums);
     }
-    Buffer<float> scratch = b.scratch<float>("scratch", b.dry ? 0 : layernorm_backward_scratch(N, C));
+    Buffer<float> scratch =
+        b.scratch<float>("scratch", b.dry ? 0 : max(layernorm_backward_scratch(C), matmul_backward_bias_scratch(N, C)));
     b.reference([=] {
         memcpy(dweight.host, dweight_start.host, C * sizeof(float));
         memcpy(dbias.host, dbias_start.host, C * sizeof(float));
@@ -646,37 +936,25 @@ static void declare(Bench& b) {
         variant(7, "6 with the row in registers, inputs read once", layernorm_backward7, {64, 128, 256, 512});
         variant(8, "column sums in registers, too", layernorm_backward8, {128, 256, 512});
         variant(9, "8 with the next row copied ahead by cp.async", layernorm_backward9, {128, 256, 512});
-        bool wide = !b.dry && layernorm_backward_is_wide(C), has11 = b.dry || layernorm_backward_vecs11(C) > 0;
-        // configuration 0 of the promoted kernel is layernorm_backward(), which chooses it
-        auto dispatch = [=](auto launch, bool chosen) {
-            return [=](floatX* dx, float* dw, float* db, float* sums, const floatX* dy, const floatX* dr,
-                       const floatX* x, const floatX* w, const float* m, const float* r, int rows, int columns,
-                       cudaStream_t s, int config) {
-                chosen && !config ? layernorm_backward(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s)
-                                  : launch(dx, NULL, dw, db, sums, dy, dr, x, w, m, r, rows, columns, s, config);
-            };
-        };
-        std::vector<int> tunable = bench_tunable("layernorm_backward");
-        variant(10, "9 with programmatic dependent launch of the second kernel", dispatch(layernorm_backward10, !wide),
-                tunable);
-        if (has11) {
-            variant(11, "5 with the next rows copied ahead by cp.async, for rows of several warps",
-                    dispatch(layernorm_backward11, wide), tunable);
-            b.config("threads per SM");
-        }
-        return b.promoted(wide ? 11 : 10);
+        variant(10, "9 with programmatic dependent launch of the second kernel", layernorm_backward10, {128, 256, 512});
+    }
+    auto promoted = [=](float* sums_dev, int threads_per_sm) {
+        layernorm_backward(dinp, sums_dev, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
+                           {stream, threads_per_sm});
+    };
+    if (!has_sums) {
+        b.kernel(
+            11, "5 with the next rows copied ahead by cp.async", [=](int threads) { promoted(NULL, threads); },
+            bench_tunable("layernorm_backward"));
+        b.config("threads per SM");
+        return b.promoted(11);
     }
     auto two_ops = [=](int) {
-        layernorm_backward(dinp, NULL, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
-                           stream);
+        promoted(NULL, 0);
         matmul_backward_bias(sums, scratch, dinp, N, C, stream);
     };
-    auto fused = [=](int) {
-        layernorm_backward(dinp, sums, dweight, dbias, scratch, dout, dresidual_dev, inp, weight, mean, rstd, N, C,
-                           stream);
-    };
-    b.kernel(12, "10 or 11, then matmul_backward_bias", two_ops, {0});
-    b.kernel(13, "10 or 11 with the sums of dinp's columns in registers", fused, {0});
+    b.kernel(12, "11, then matmul_backward_bias", two_ops, {0});
+    b.kernel(13, "11 with the sums of dinp's columns in registers", [=](int) { promoted(sums, 0); }, {0});
     b.promoted(13);
 }
 
@@ -688,9 +966,10 @@ int main(int argc, char** argv) {
                        with_kind(3, {3, 171, 768}),
                        with_kind(3, {2, 133, 1600}),
                        with_kind(3, {1, 67, 3080}),
+                       with_kind(3, {1, 13, sizeof(floatX) == 4 ? 6144 : 8192}),
                        {1, 5, 768},
                        with_kind(1, {2, 33, 1600}),
                        with_kind(2, {1, 7, 3080}),
                        {1, 3, 6144},
-                       with_kind(2, {7, 129, 264})});
+                       with_kind(2, {7, 171, 264})});
 }

@@ -372,11 +372,6 @@ template <class G> struct LayernormLinearSMem {
     GemmSMem<G> gemm;
     float2 statistics[2][128]; // mean and rstd of the rows of each consumer's tile
     uint64_t first;            // barrier: the statistics of the first consumer's first tile are written
-
-    static constexpr int bytes() {
-        static_assert(sizeof(LayernormLinearSMem) + 1024 <= 227 << 10, "all that compute capability 9.0 has");
-        return sizeof(LayernormLinearSMem) + 1024;
-    }
 };
 
 struct LayernormLinearOwn : GemmLayernorm<0> {
@@ -414,7 +409,7 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static_assert(gemm_is_ping_pong<G> && G::ROWS == 128, "a warp has 16 rows, and 16 that are 64 below");
     extern __shared__ __align__(256) unsigned char layernorm_linear_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(layernorm_linear_dynamic);
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(layernorm_linear_dynamic);
     LayernormLinearSMem<G>& shared = reinterpret_cast<LayernormLinearSMem<G>&>(smem); // gemm is its first member
     if (threadIdx.x == 0) {
         tma_prefetch_map(&inp_map), tma_prefetch_map(&weight_map), tma_prefetch_map(&out_map);
@@ -434,7 +429,11 @@ template <class G> __global__ void __launch_bounds__(384, 1)
         int i = 0;
 #pragma unroll 1
         for (int index = begin; index < end; index++) {
-            gemm_load(smem, inp_map, weight_map, tile_of(index), num_steps, rank, i);
+            GemmTile tile = tile_of(index);
+#pragma unroll 1
+            for (int step = 0; step < num_steps; step++, i++) {
+                gemm_load<G>(smem, inp_map, weight_map, tile, step, rank, i);
+            }
         }
         return;
     }
@@ -476,14 +475,11 @@ template <class G> void layernorm_linear_tiles(const LayernormLinearArgs& l, con
     CUtensorMap weight_map = tensor_map(w.scaled, {l.C, l.OC}, {64, G::COLUMNS / G::CLUSTER});
     LayernormLinearOwn epilogue = {};
     epilogue.sums = w.sums;
-    size_t num_tiles = ceil_div((size_t)l.N, (size_t)G::ROWS * G::CLUSTER) * ceil_div(l.OC, G::COLUMNS);
-    require(num_tiles * ceil_div(l.C, 64) <= INT_MAX / 2);
-    int num_clusters = std::min((int)num_tiles, num_multiprocessors() / G::CLUSTER);
-    int num_each = ceil_div((int)num_tiles, num_clusters); // tiles per cluster; the last may have fewer
-    num_clusters = ceil_div((int)num_tiles, num_each);
-    gemm_start(layernorm_linear_sm90_kernel8<G>, num_clusters * G::CLUSTER, G::CLUSTER, LayernormLinearSMem<G>::bytes(),
-               early, stream, inp_map, weight_map, gemm_box_map(l.out, l.N, l.OC), epilogue, l.inp, l.N, l.C, l.OC,
-               (int)num_tiles, num_each);
+    int num_tiles = gemm_num_tiles<G>(l.N, l.OC, l.C), num_clusters = num_multiprocessors() / G::CLUSTER;
+    int num_each = ceil_div(num_tiles, min(num_tiles, num_clusters)); // tiles per cluster; the last may have fewer
+    gemm_start<G, LayernormLinearSMem<G>>(layernorm_linear_sm90_kernel8<G>, ceil_div(num_tiles, num_each), early,
+                                          stream, inp_map, weight_map, gemm_box_map(l.out, l.N, l.OC), epilogue, l.inp,
+                                          l.N, l.C, l.OC, num_tiles, num_each);
 }
 
 // l.out from prepared weights w. If `early` is true, the previous kernel in the stream prepares them, and this launch

@@ -77,23 +77,16 @@ __global__ void linear_cross_entropy_shift_kernel2(float* shifts, const floatX* 
     if (lane == 0) { shifts[row] = RATIO_LOG2_UNIT - LOG2E * logit; }
 }
 
-// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns.
-struct GemmRatios {
-    static constexpr int EXTRAS = GEMM_ROW_SUMS;
+// The epilogue for gemm(): ratios, and the sum of each row in each tile of columns. A column's bias is 0, or -infinity from V on.
+struct GemmRatios : GemmBias<GEMM_ROW_SUMS> {
     const float* shifts; // (N)
     float* sums;         // (tiles of columns, N)
     int N, V;
 
     typedef float Row;
-    typedef uint32_t Pair;
-    typedef float Column;                                 // 0, or -infinity from column V on
     __device__ Row row(int i) const { return shifts[i]; } // the kernel before writes them, so not __ldg()
     __device__ Pair pair(int column) const {
         return pack_16x2(column < V ? 0.0f : -INFINITY, column + 1 < V ? 0.0f : -INFINITY, floatX());
-    }
-    __device__ void columns(Column (&c)[2], const Pair& pair) const {
-        float2 x = unpack_16x2(pair, floatX());
-        c[0] = x.x, c[1] = x.y;
     }
     __device__ float value(float sum, const Row& shift, const Column& c) const {
         return exp2_approx(min_or_nan(fmaf(sum, LOG2E, shift) + c, RATIO_LOG2_MAX));
@@ -154,7 +147,8 @@ void linear_cross_entropy_forward2(const LinearCrossEntropy& g, const Execution&
           "matmul_forward %d -> %d, loss", g.C, g.Vp);
     launch_early(linear_cross_entropy_shift_kernel2, ceil_div(g.N, 8), 256, 0, exec, shifts, (const floatX*)g.inp,
                  g.weight, g.targets, g.N, g.C);
-    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{shifts, sums, g.N, g.V}, exec);
+    gemm(GemmArgs{g.logits, NULL, g.inp, g.weight, NULL, g.N, g.Vp, g.C}, GemmRatios{{NULL}, shifts, sums, g.N, g.V},
+         exec);
     launch_early(linear_cross_entropy_finish_kernel2, ceil_div(g.N, 32), 256, 0, exec, g.logits, g.losses,
                  (const float*)sums, g.targets, num_tiles, g.N, g.Vp, g.dloss != NULL);
 }
@@ -165,27 +159,18 @@ void linear_cross_entropy_backward2(const LinearCrossEntropy& g, floatX* dinp, f
     linear_cross_entropy_backward1(g, dinp, dweight, accumulate, exec);
     linear_cross_entropy_scale2(dinp, g, exec);
 }
-#endif
 
-// The number of the kernel for this device, binary and shape: 2 in bf16 where matmul_forward() would take gemm(), which alone has
-// this epilogue.
-inline int linear_cross_entropy_choice(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    return matmul_forward_choice(N, C, Vp) == 21 ? 2 : 1;
-#else
-    (void)N, (void)C, (void)Vp;
-    return 1;
-#endif
-}
-
+// The number of the kernel for this device, binary and shape: 2 where matmul_forward() would take gemm(), which alone has this
+// epilogue; in other types 1.
+inline int linear_cross_entropy_choice(int N, int C, int Vp) { return matmul_forward_choice(N, C, Vp) == 27 ? 2 : 1; }
 // Floats of scratch for the forward pass.
 size_t linear_cross_entropy_scratch(int N, int C, int Vp) {
-#if defined(ENABLE_BF16)
-    if (linear_cross_entropy_choice(N, C, Vp) == 2) { return (size_t)N * (1 + linear_cross_entropy_tiles(Vp)); }
-#endif
-    (void)N, (void)C, (void)Vp;
-    return 0;
+    return linear_cross_entropy_choice(N, C, Vp) == 2 ? (size_t)N * (1 + linear_cross_entropy_tiles(Vp)) : 0;
 }
+#else
+inline int linear_cross_entropy_choice(int, int, int) { return 1; }
+size_t linear_cross_entropy_scratch(int, int, int) { return 0; }
+#endif
 
 // losses (N) = log(sum(exp(logits))) - logits[target] over the first V of the Vp columns of inp (N,C) weight (Vp,C)^T | targets (N),
 // each in [0,V) | dloss (1), or NULL if no backward pass follows | logits (N,Vp) is filled for linear_cross_entropy_backward; if

@@ -35,13 +35,6 @@ struct LinearSMem {
 static_assert(sizeof(LinearStage) == 48 * 1024, "TMA announces this many bytes");
 static_assert(sizeof(LinearSMem) + 1024 <= 227 * 1024, "a block an SM");
 
-// The swizzle needs an alignment of 1024 bytes, which dynamic shared memory does not have. So the launch
-// requests 1 KB more.
-__device__ inline LinearSMem& linear_shared(unsigned char* dynamic_shared) {
-    uint32_t address = shared_address(dynamic_shared);
-    return *reinterpret_cast<LinearSMem*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
-
 // Tiles are numbered row by row, `columns` tiles per row. With `neighbours`, a block takes consecutive tiles, which
 // share rows of inp. Otherwise it takes every num_blocks-th tile, so that blocks that run together share rows of inp.
 struct LinearTiles {
@@ -215,7 +208,7 @@ template <class Op> __global__ void __launch_bounds__(384, 1)
                        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap out_map,
                        LinearTiles tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    LinearSMem& shared = linear_shared(dynamic_shared);
+    auto& shared = shared_aligned_1024<LinearSMem>(dynamic_shared);
     int num_steps = ceil_div(tiles.K, 64), warp = threadIdx.x / 32;
     LinearRange range = linear_range(tiles, Op::neighbours);
     if (threadIdx.x == 0) {
@@ -262,8 +255,8 @@ template <class Op> void linear_launch(const Op& op, floatX* out, const floatX* 
     size_t num_tiles = ceil_div((size_t)N, (size_t)128) * columns;
     require(num_tiles <= INT_MAX);
     int num_blocks = (int)std::min((size_t)num_multiprocessors(), num_tiles);
-    gemm_start(linear_sm90_kernel<Op>, num_blocks, 1, sizeof(LinearSMem) + 1024, early, exec, op, inp_map, weight_map,
-               out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
+    launch_kernel(linear_sm90_kernel<Op>, LaunchShape(num_blocks, 384, sizeof(LinearSMem) + 1024, 1, early), exec, op,
+                  inp_map, weight_map, out_map, LinearTiles{N, K, OC, columns, (int)num_tiles});
 }
 
 #endif

@@ -74,7 +74,7 @@ void matmul_adamw3(const MatmulAdamW& f, cudaStream_t stream) {
     Execution exec = stream;
     exec.update = &update;
     cudaCheck(cudaMemsetAsync(f.update.done, 0, f.update.num_workers * sizeof(int), stream));
-    matmul_forward21(f.out, {NULL}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, exec);
+    matmul_forward27(f.out, {NULL}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, exec);
     finish_deferred_update(LAYERS, exec);
 }
 #endif

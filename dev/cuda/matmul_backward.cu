@@ -39,7 +39,7 @@
    ./matmul_backward -C 3072 -V 768 --kind 1      here -V is OC; kind 0 accumulates into dweight, 1 multiplies dinp by
                                   gelu' and overwrites dweight, 2 is 0 with the bias gradient (kernel 7 only), 3 is 1 with
                                   the sums of dinp's columns, the bias gradient of the layer before (kernels 11, 12), 4 is 3
-                                  with gelu' itself as input, which matmul_forward 22 saves (kernel 13)  */
+                                  with gelu' itself as input, which matmul_forward 28 saves (kernel 13)  */
 #include "../../llmc/column_sums.cuh"
 #include "../../llmc/cublas_common.cuh"
 #include "../../llmc/gelu.cuh"
@@ -434,7 +434,7 @@ void matmul_backward_weight9(float* dweight, const floatX* dout, const floatX* i
                              bool accumulate, cudaStream_t stream, int max_clusters) {
     int num_tiles = ceil_div(OC, 256) * ceil_div(C, matmul_backward_columns(C));
     MatmulBackwardSchedule s = {ceil_div(N, 64), num_tiles, 0, std::min(max_clusters, num_tiles)};
-    matmul_backward_scheduled10(dweight, NULL, dout, inp, N, C, OC, accumulate, stream, s);
+    matmul_backward_weight10(dweight, NULL, dout, inp, N, C, OC, accumulate, stream, s);
 }
 #endif
 
@@ -547,7 +547,8 @@ static void declare(Bench& b) {
                 matmul_backward_weight9(dweight, dout, inp, N, C, OC, accumulate, stream, clusters);
             }
             if (weight_kernel == 10) {
-                matmul_backward_weight10(dweight, parts, dout, inp, N, C, OC, accumulate, stream, clusters);
+                MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, clusters);
+                matmul_backward_weight10(dweight, parts, dout, inp, N, C, OC, accumulate, stream, s);
             }
 #endif
             if (input == 6) { matmul_backward_input6(dinp, dout, weight, pre_gelu, N, C, OC, stream); }

@@ -64,37 +64,29 @@ void matmul_backward_weight6(float* dweight, const floatX* dout, const floatX* i
 // a row of C sums for each 128 rows.
 template <int extras>
 static void matmul_backward_launch8(const GemmArgs& g, float* dinp_sums, float* partials, const Execution& exec) {
-    typedef GemmPingPong192PairsKN G;
+    typedef GemmPingPong192<GemmPair, true> G;
     if (!dinp_sums) { return gemm<G>(g, GemmBias<extras>{NULL}, exec); }
     gemm<G>(g, GemmBiasSums<extras>{{NULL}, partials, g.N}, exec);
 }
 void matmul_backward_input8(floatX* dinp, float* dinp_sums, float* partials, const floatX* dout, const floatX* weight,
                             GeluSaved saved, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {dinp, NULL, dout, weight, saved.tensor, N, C, OC};
-    if (saved.is_slope) {
-        matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    } else {
-        matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>(g, dinp_sums, partials, exec);
-    }
-    if (!dinp_sums) { return; }
-    column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec);
+    auto launch = saved.is_slope ? matmul_backward_launch8<GEMM_MULTIPLY | GEMM_NO_BIAS>
+                                 : matmul_backward_launch8<GEMM_GELU_BACKWARD | GEMM_NO_BIAS>;
+    launch(g, dinp_sums, partials, exec);
+    if (dinp_sums) { column_sums<16>(dinp_sums, NULL, NULL, partials, ceil_div(N, 128), C, exec); }
 }
 #endif
 
-// The number of the kernel to use: 8 with gelu', 6 otherwise and where 8 cannot run or has too few tiles.
+// The number of the kernel to use: 8 with gelu' in 16 bits, 6 otherwise and where 8 cannot run or has too few tiles.
 inline int matmul_backward_input_choice(int N, int C, bool has_gelu) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)has_gelu;
-    return 6;
-#else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(C, 192) >= 2 * (size_t)num_multiprocessors();
-    return has_gelu && many && has_sm90a() ? 8 : 6;
-#endif
+    return sizeof(floatX) == 2 && has_gelu && many && has_sm90a() ? 8 : 6;
 }
 
 // True if the forward product (N,C) to (N,OC) can save GELU's slope, and matmul_backward_input() of the next product use it.
 bool matmul_can_save_slope(int N, int C, int OC) {
-    return matmul_forward_choice(N, C, OC) == 21 && matmul_backward_input_choice(N, OC, true) == 8;
+    return matmul_forward_choice(N, C, OC) == 27 && matmul_backward_input_choice(N, OC, true) == 8;
 }
 
 // Number of floats in scratch, with gelu'. Without it nothing is needed.
@@ -126,6 +118,17 @@ void matmul_backward_input(floatX* dinp, float* dinp_sums, float* scratch, const
 
 // ---- kernel 10: the steps of all tiles are cut into equal shares for all SMs (stream-K) ----
 // matmul_backward_weight() uses it where it is faster than kernel 6.
+
+constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
+// one for each block of a cluster and consumer warp, see MatmulBackwardSums
+constexpr int MATMUL_BACKWARD_FLAGS = MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8;
+inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors() / 2, MATMUL_BACKWARD_MAX_CLUSTERS); }
+// The number of columns of a tile, chosen so that tiles extend past C by less.
+inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
+// Number of floats in scratch: the flags, and each cluster stores one part at most.
+inline size_t matmul_backward_weight_scratch10(int C) {
+    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
+}
 
 #if !defined(ENABLE_FP32)
 // dweight (OC,C) = dout (N,OC)^T inp (N,C) on Hopper. One persistent block per SM, in clusters of two that share a tile
@@ -201,119 +204,57 @@ struct MatmulBackwardWork {
     }
 };
 
-// The forms, for 256 and 192 columns per tile.
-struct MatmulBackwardTile256 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 256; // of a block
-    static constexpr int RING = 4;
-    static __device__ void wgmma(float (&sum)[128], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX());
-    }
-};
-struct MatmulBackwardTile192 : GemmPair {
-    static constexpr int ROWS = 128, COLUMNS = 192;
-    static constexpr int RING = 5;
-    static __device__ void wgmma(float (&sum)[96], uint64_t dout, uint64_t inp, bool accumulate) {
-        wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX());
+// The forms, for 256 and 192 columns per tile. Both operands are stored as (K,rows).
+template <int columns> struct MatmulBackwardTile : GemmPair {
+    static constexpr bool IS_KM = true, IS_KN = true;
+    static constexpr int ROWS = 128, COLUMNS = columns, PARTS = 1, READERS = 8, RING = columns == 256 ? 4 : 5;
+    static __device__ void wgmma(float (&sum)[columns / 2], uint64_t dout, uint64_t inp, bool accumulate) {
+        if constexpr (columns == 256) { wgmma_64x256x16_transposed(sum, dout, inp, accumulate, floatX()); }
+        if constexpr (columns == 192) { wgmma_64x192x16_transposed(sum, dout, inp, accumulate, floatX()); }
     }
 };
 
 template <class G> struct MatmulBackwardRing {
-    struct Stage { // 64 tokens of both operands, in boxes of 64 columns
-        floatX dout[G::ROWS / 64][64 * 64];
-        floatX inp[G::COLUMNS / 64][64 * 64];
-    } stages[G::RING];
-    TmaRing<G::RING> barriers;
+    GemmStage<G> stages[G::RING]; // 64 tokens of dout and of inp
+    TmaRing<G::RING> ring;
 };
 
-constexpr int MATMUL_BACKWARD_MAX_CLUSTERS = 128;
-constexpr int MATMUL_BACKWARD_FLAGS =
-    MATMUL_BACKWARD_MAX_CLUSTERS * 2 * 8; // one for each block of a cluster and consumer warp
-// Returns a flag of the array that lies before `parts`: 1 while the warp's accumulators in `parts` wait to be added. All are 0 at the
-// launch.
-__device__ inline int* matmul_backward_flag10(float4* parts, int cluster, int rank, int warp) {
-    return (int*)parts - MATMUL_BACKWARD_FLAGS + (cluster * 2 + rank) * 8 + warp;
-}
+// Where a consumer warp, 0 to 7, leaves the n accumulators of a part whose tile another cluster finishes.
+template <int n> struct MatmulBackwardSums {
+    float4* parts; // of all warps; before them lie all flags
+    int cluster, rank, warp;
 
-// Loads the steps of a part. tile: the block's first row and column. i: the number of steps loaded before.
-template <class G> __device__ inline void matmul_backward_load10(MatmulBackwardRing<G>& ring,
-                                                                 const CUtensorMap& dout_map,
-                                                                 const CUtensorMap& inp_map, const GemmTile& tile,
-                                                                 const MatmulBackwardPart& part, int rank, int& i) {
-    int step = part.first;
-#pragma unroll 1
-    for (int n = part.end - part.begin; n > 0; n--, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t* full = ring.barriers.acquire(i, sizeof(stage));
-        for (int box = 0; box < G::ROWS / 64; box++) {
-            tma_load_2d(stage.dout[box], &dout_map, tile.row + 64 * box, step * 64, full);
+    __device__ int index() const { return (cluster * 2 + rank) * 8 + warp; }
+    // 1 while the accumulators wait to be added; 0 at the launch
+    __device__ int* flag() const { return (int*)parts - MATMUL_BACKWARD_FLAGS + index(); }
+    // sum[4j .. 4j + 3] of lane l is element 32 * j + l
+    __device__ float4* sums() const { return parts + (size_t)index() * (n / 4 * 32) + threadIdx.x % 32; }
+    __device__ void store(const float (&sum)[n]) const {
+#pragma unroll
+        for (int j = 0; j < n / 4; j++) {
+            __stcg(sums() + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
         }
-        // each block loads 32 of the tokens of inp for both blocks
-        for (int box = 0; box < G::COLUMNS / 64; box++) {
-            tma_load_2d_multicast(stage.inp[box] + rank * 32 * 64, &inp_map, tile.column + 64 * box,
-                                  step * 64 + rank * 32, full, 3);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) { store_release(flag(), 1); }
+    }
+    // Waits until the sums have arrived, and adds them to `sum`.
+    __device__ void add_to(float (&sum)[n]) const {
+        while (load_acquire(flag()) == 0) {}
+#pragma unroll
+        for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
+            float4 x[n / 8];
+#pragma unroll
+            for (int j = 0; j < n / 8; j++) { x[j] = __ldcg(sums() + 8 * first + 32 * j); }
+#pragma unroll
+            for (int j = 0; j < n / 8; j++) {
+                float* to = sum + first + 4 * j;
+                to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
+            }
         }
-        step = step + 1 < part.end ? step + 1 : part.begin;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) { *flag() = 0; } // without this, ptxas 13.0 spills some of the sums
     }
-}
-
-// The main loop of a consumer: sum = its 64 rows of the tile, over num_steps steps. i: the number of steps before.
-template <class G> __device__ inline void matmul_backward_multiply10(float (&sum)[G::COLUMNS / 2],
-                                                                     MatmulBackwardRing<G>& ring, int consumer,
-                                                                     int num_steps, int& i) {
-    const int box_bytes = sizeof(ring.stages[0].inp[0]);
-#pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        auto& stage = ring.stages[i % G::RING];
-        uint64_t dout = wgmma_descriptor_transposed(stage.dout[consumer], box_bytes);
-        uint64_t inp = wgmma_descriptor_transposed(stage.inp, box_bytes);
-        ring.barriers.wait(i);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++) { G::wgmma(sum, dout + 128 * k, inp + 128 * k, step > 0 || k > 0); } // 16 tokens
-        wgmma_commit();
-        wgmma_wait<1>(); // the previous step's products are done
-        if (step > 0) { G::release(&ring.barriers.empty[(i - 1) % G::RING]); }
-    }
-    wgmma_wait<0>();
-    wgmma_hold(sum);
-    G::release(&ring.barriers.empty[(i - 1) % G::RING]);
-}
-
-// Where `parts` has the accumulators of a consumer warp, 0 to 7: sum[4j .. 4j + 3] of lane l is element 32 * j + l.
-template <int n> __device__ inline float4* matmul_backward_part10(float4* parts, int cluster, int rank, int warp) {
-    return parts + (size_t)((cluster * 2 + rank) * 8 + warp) * (n / 4 * 32) + threadIdx.x % 32;
-}
-// Stores the accumulators of a part whose tile another cluster finishes.
-template <int n> __device__ inline void matmul_backward_store_part10(const float (&sum)[n], float4* parts, int cluster,
-                                                                     int rank, int warp) {
-    float4* to = matmul_backward_part10<n>(parts, cluster, rank, warp);
-#pragma unroll
-    for (int j = 0; j < n / 4; j++) {
-        __stcg(to + 32 * j, make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]));
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { store_release(matmul_backward_flag10(parts, cluster, rank, warp), 1); }
-}
-// Adds the sums that the same warp of cluster `cluster` stored for the same tile. Waits until they have arrived.
-template <int n>
-__device__ inline void matmul_backward_add_part10(float (&sum)[n], float4* parts, int cluster, int rank, int warp) {
-    int* flag = matmul_backward_flag10(parts, cluster, rank, warp);
-    while (load_acquire(flag) == 0) {}
-    const float4* from = matmul_backward_part10<n>(parts, cluster, rank, warp);
-#pragma unroll
-    for (int first = 0; first < n; first += n / 2) { // n / 8 loads in flight
-        float4 x[n / 8];
-#pragma unroll
-        for (int j = 0; j < n / 8; j++) { x[j] = __ldcg(from + 8 * first + 32 * j); }
-#pragma unroll
-        for (int j = 0; j < n / 8; j++) {
-            float* to = sum + first + 4 * j;
-            to[0] += x[j].x, to[1] += x[j].y, to[2] += x[j].z, to[3] += x[j].w;
-        }
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { *flag = 0; } // without this, ptxas 13.0 spills some of the sums
-}
+};
 
 // dweight = sum, or +=, for the 16 rows of one warp. row, column: the first element of the warp.
 template <int n> __device__ inline void matmul_backward_store10(float (&sum)[n], float* dweight, int row, int column,
@@ -345,11 +286,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
                                   const __grid_constant__ CUtensorMap inp_map, float* dweight, float4* parts,
                                   MatmulBackwardSchedule s, int OC, int C, bool accumulate) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef MatmulBackwardSums<G::COLUMNS / 2> Sums;
     extern __shared__ __align__(256) unsigned char dynamic_shared_weight[];
-    auto& ring = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
+    auto& smem = shared_aligned_1024<MatmulBackwardRing<G>>(dynamic_shared_weight);
     if (threadIdx.x == 0) {
         tma_prefetch_map(&dout_map), tma_prefetch_map(&inp_map);
-        ring.barriers.init(8 * G::CLUSTER); // consumer warps
+        smem.ring.init(G::READERS * G::CLUSTER);
         mbarrier_init_fence();
     }
     G::sync();
@@ -367,7 +309,12 @@ template <class G> __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         while (work.next(s, &part)) {
             GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-            matmul_backward_load10<G>(ring, dout_map, inp_map, tile, part, rank, i);
+            int step = part.first;
+#pragma unroll 1
+            for (int n = part.end - part.begin; n > 0; n--, i++) {
+                gemm_load<G>(smem, dout_map, inp_map, tile, step, rank, i);
+                step = step + 1 < part.end ? step + 1 : part.begin;
+            }
         }
         return;
     }
@@ -375,29 +322,29 @@ template <class G> __global__ void __launch_bounds__(384, 1)
     warp -= 4;
 #pragma unroll 1
     while (work.next(s, &part)) {
-        float sum[G::COLUMNS / 2];
-        matmul_backward_multiply10<G>(sum, ring, warp / 4, part.end - part.begin, i);
+        float sum[1][G::COLUMNS / 2];
+        gemm_multiply<G, false>(sum, smem, part.end - part.begin, 0, i);
         if (part.end < s.num_steps) {
-            matmul_backward_store_part10(sum, parts, cluster, rank, warp);
+            Sums{parts, cluster, rank, warp}.store(sum[0]);
             continue;
         }
         int tile_begin = part.tile * s.num_steps;
         if (part.begin > 0) { // lower clusters have the tile's earlier steps
 #pragma unroll 1
             for (int c = cluster - 1; matmul_backward_range(s, c + 1) > tile_begin; c--) {
-                matmul_backward_add_part10(sum, parts, c, rank, warp);
+                Sums{parts, c, rank, warp}.add_to(sum[0]);
             }
         }
         GemmTile tile = gemm_tile<G>(part.tile, OC, C, rank);
-        matmul_backward_store10(sum, dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
+        matmul_backward_store10(sum[0], dweight, tile.row + warp * 16, tile.column, OC, C, accumulate);
     }
-    G::end();
+    G::sync(); // a block must not exit while the other block may still write to its shared memory
 #endif
 }
 
 // Decides how many clusters run, and which tiles are cut. A tile has 256 rows.
-inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int columns, int max_clusters) {
-    size_t num_tiles = ceil_div((size_t)OC, (size_t)256) * ceil_div(C, columns),
+inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int max_clusters) {
+    size_t num_tiles = ceil_div((size_t)OC, (size_t)256) * ceil_div(C, matmul_backward_columns(C)),
            num_steps = ceil_div((size_t)N, (size_t)64);
     size_t total = num_tiles * num_steps;
     require(total <= INT_MAX);
@@ -414,47 +361,30 @@ inline MatmulBackwardSchedule matmul_backward_schedule(int N, int C, int OC, int
     return {(int)num_steps, (int)num_tiles, (int)std::min(num_tiles, rest + num_clusters), (int)num_clusters};
 }
 
-inline int matmul_backward_max_clusters() { return std::min(num_multiprocessors() / 2, MATMUL_BACKWARD_MAX_CLUSTERS); }
-
-// The number of columns of a tile, chosen so that tiles extend past C by less.
-inline int matmul_backward_columns(int C) { return ceil_div(C, 192) * 192 < ceil_div(C, 256) * 256 ? 192 : 256; }
-
 template <class G> void matmul_backward_launch10(float* dweight, float* scratch, const floatX* dout, const floatX* inp,
                                                  int N, int C, int OC, bool accumulate, const Execution& exec,
                                                  const MatmulBackwardSchedule& s) {
-    auto kernel = matmul_backward_sm90_kernel10<G>;
-    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
-    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     float4* parts = NULL;
     if (s.num_split > 0) { // flags, then parts
         parts = (float4*)(scratch + MATMUL_BACKWARD_FLAGS);
         cudaCheck(cudaMemsetAsync(scratch, 0, MATMUL_BACKWARD_FLAGS * sizeof(int), exec.stream));
     }
+    const int bytes = sizeof(MatmulBackwardRing<G>) + 1024;
+    static_assert(bytes <= 227 << 10, "all that compute capability 9.0 has");
     // not launched early: it comes after gradients_ready(), see Execution::may_launch_early()
-    launch_kernel(kernel, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER), exec,
-                  tensor_map(dout, {OC, N}, {64, 64}), tensor_map(inp, {C, N}, {64, 32}), dweight, parts, s, OC, C,
+    launch_kernel(matmul_backward_sm90_kernel10<G>, LaunchShape(s.num_clusters * G::CLUSTER, 384, bytes, G::CLUSTER),
+                  exec, GemmInp<G>::map(dout, OC, N), GemmWeight<G>::map(inp, C, N), dweight, parts, s, OC, C,
                   accumulate);
 }
 
-// Computes matmul_backward_weight by a given schedule. scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is
-// not used if the schedule cuts no tile.
-void matmul_backward_scheduled10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                                 int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
+// scratch (matmul_backward_weight_scratch10(C)) is aligned to 16 bytes, and is not used if the schedule cuts no tile.
+void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
+                              int OC, bool accumulate, const Execution& exec, const MatmulBackwardSchedule& s) {
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(C % 8 == 0 && OC % 8 == 0);
-    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile192>
-                                                    : matmul_backward_launch10<MatmulBackwardTile256>;
+    auto launch = matmul_backward_columns(C) == 192 ? matmul_backward_launch10<MatmulBackwardTile<192>>
+                                                    : matmul_backward_launch10<MatmulBackwardTile<256>>;
     launch(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
-}
-// At most max_clusters clusters run.
-void matmul_backward_weight10(float* dweight, float* scratch, const floatX* dout, const floatX* inp, int N, int C,
-                              int OC, bool accumulate, const Execution& exec, int max_clusters) {
-    MatmulBackwardSchedule s = matmul_backward_schedule(N, C, OC, matmul_backward_columns(C), max_clusters);
-    matmul_backward_scheduled10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec, s);
-}
-// Number of floats in its scratch: the flags, and each cluster stores one part at most.
-inline size_t matmul_backward_weight_scratch10(int C) {
-    return MATMUL_BACKWARD_FLAGS + (size_t)matmul_backward_max_clusters() * 256 * matmul_backward_columns(C);
 }
 #endif
 
@@ -463,24 +393,15 @@ inline size_t matmul_backward_weight_scratch10(int C) {
 // Measured in training steps on an H200: 14% faster than the library where OC and C are 5120 and 1280, 4 to 7% where they
 // are 3072 or 2304 and 768; 4 to 7% slower with fewer than 40 tiles, 8 to 30% slower where C is 1600.
 inline int matmul_backward_weight_choice(int N, int C, int OC) {
-#if defined(ENABLE_FP32)
-    (void)N, (void)C, (void)OC;
-    return 6;
-#else
     size_t num_tiles = ceil_div((size_t)OC, (size_t)128) * ceil_div(C, 256), num_sms = num_multiprocessors();
     bool exact = OC % 256 == 0 && C % matmul_backward_columns(C) == 0;
     bool idle = num_tiles < 0.8 * (double)(ceil_div(num_tiles, num_sms) * num_sms);
-    return exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
-#endif
+    return sizeof(floatX) == 2 && exact && idle && num_tiles >= 40 && N >= 16384 && has_sm90a() ? 10 : 6;
 }
 
 // Number of floats in scratch.
 size_t matmul_backward_weight_scratch(int N, int C, int OC) {
-#if !defined(ENABLE_FP32)
-    if (matmul_backward_weight_choice(N, C, OC) == 10) { return matmul_backward_weight_scratch10(C); }
-#endif
-    (void)N, (void)C, (void)OC;
-    return 0;
+    return matmul_backward_weight_choice(N, C, OC) == 10 ? matmul_backward_weight_scratch10(C) : 0;
 }
 
 // dweight (OC,C) = dout (N,OC)^T inp (N,C), or += if accumulate | scratch (matmul_backward_weight_scratch(N, C, OC))
@@ -490,8 +411,9 @@ void matmul_backward_weight(float* dweight, float* scratch, const floatX* dout, 
     Op op(exec, bytes, 2.0 * N * C * OC, "matmul_backward_weight %d <- %d", C, OC);
 #if !defined(ENABLE_FP32)
     if (matmul_backward_weight_choice(N, C, OC) == 10) {
+        int max_clusters = std::min(matmul_backward_max_clusters(), exec.free_sms() / 2);
         return matmul_backward_weight10(dweight, scratch, dout, inp, N, C, OC, accumulate, exec,
-                                        std::min(matmul_backward_max_clusters(), exec.free_sms() / 2));
+                                        matmul_backward_schedule(N, C, OC, max_clusters));
     }
 #endif
     (void)scratch;

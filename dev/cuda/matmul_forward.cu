@@ -1,13 +1,13 @@
 /* matmul_forward: out = gelu?(inp weight^T + bias) + residual, a linear layer fused with its epilogue
 
-   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input (kernel 22: its slope), or NULL | inp (N,C) floatX in |
+   out (N,OC) floatX out | pre_gelu (N,OC) floatX out, GELU's input (kernel 28: its slope), or NULL | inp (N,C) floatX in |
    weight (OC,C) floatX in | bias (OC) floatX in, or NULL | residual (N,OC) floatX in, or NULL; N = B*T
    Bound: compute, 2*N*C*OC FLOPs. Constraint: C % 8 == 0, OC % 8 == 0; not both GELU and residual; GELU needs bias.
    Error to the fp64 reference: one ulp of floatX. Where terms cancel, also 16 fp32 roundings of the sum of their
    magnitudes, which is 0.64 * sqrt(C) here. After GELU, 1.5 ulp (fp32: 8) of |out| + 0.1, because pre_gelu may be
    rounded before GELU.
-   Tuned: stages of the rings of kernels 11 to 18, form of 21. The other kernels have the tiles that shared memory and
-   registers suggest; kernels 0 and 20 are the library, which chooses by itself.
+   Tuned: stages of the rings of kernels 13 to 22, form of 27. The other kernels have the tiles that shared memory and
+   registers suggest; kernels 0 and 26 are the library, which chooses by itself.
    Source: the tanh form of GELU is Hendrycks and Gimpel 2016, arXiv:1606.08415; wgmma and TMA: the PTX ISA.
 
    Kernels (this list is written by versions.sh):
@@ -20,20 +20,26 @@
      6  128-bit accesses of device memory
      7  transposed tiles: no bank conflicts
      8  double buffer, next tile in registers
-     9  mma.sync, 32-bit loads of fragments
-    10  ldmatrix, swizzled tiles
-    11  ring of cp.async stages
-    12  wgmma on the ring of cp.async stages
-    13  TMA and mbarriers
-    14  producer warp and two consumer warpgroups (slower than 13)
-    15  persistent: the ring runs on from tile to tile (slower than 13)
-    16  ping-pong: a tile per consumer (loses to 13)
-    17  results stored by stmatrix and TMA
-    18  128x192 tiles
-    19  cuBLASLt for the product, epilogue in a second kernel
-    20  cuBLASLt, epilogue fused, algorithms timed
-    21  gemm.cuh (promoted)
-    22  21 that saves GELU's slope instead of its argument (kind 4)
+     9  a tile of 64x32 per warp
+    10  mma.sync, 32-bit loads of fragments
+    11  ldmatrix
+    12  swizzled instead of padded
+    13  ring of cp.async stages
+    14  steps of 64 columns
+    15  wgmma on the ring of cp.async stages
+    16  TMA and mbarriers
+    17  producer warp and two consumer warpgroups (slower than 16)
+    18  persistent: the ring runs on from tile to tile (slower than 16)
+    19  ping-pong: a tile per consumer (loses to 16)
+    20  19 with results stored by stmatrix and in rows of 128 bytes
+    21  results stored by TMA
+    22  128x192 tiles
+    23  order of tiles: in groups of 16 rows
+    24  clusters of two, weight tiles by multicast
+    25  cuBLASLt for the product, epilogue in a second kernel
+    26  cuBLASLt, epilogue fused, algorithms timed
+    27  gemm.cuh (promoted)
+    28  27 that saves GELU's slope instead of its argument (kind 4)
      kind 4: 1 with GELU's slope saved
 
    nvcc -O3 --use_fast_math matmul_forward.cu -lcublasLt -o matmul_forward      (or: make matmul_forward)
@@ -101,11 +107,11 @@ static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int co
 
 // ---- kernel 0: cuBLASLt untuned: the whole epilogue fused, the library's first candidate ----
 
-#include "matmul_forward.cuh" // kernels 19 to 21
+#include "matmul_forward.cuh" // kernels 25 to 27
 
 void matmul_forward0(const MatmulForwardArgs& f, Execution exec) {
     exec.times_algorithms = false;
-    matmul_forward20(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, exec);
+    matmul_forward26(f.out, f.pre_gelu, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC, exec);
 }
 
 // ---- kernel 1: one thread per element of out; neighbouring lanes read weight a whole row apart ----
@@ -349,14 +355,22 @@ __device__ inline void matmul_forward_put8(float tile[16][132], const MatmulForw
     }
 }
 
-__global__ void __launch_bounds__(256, 1) matmul_forward_kernel8(MatmulForwardArgs f) {
+// A thread's 8x8 elements: rows y .. y+3 and y + ROWS_APART .. of the tile, columns x .. x+3 and x + COLUMNS_APART ..
+struct MatmulForwardThreads8 {
+    static constexpr int ROWS_APART = 64, COLUMNS_APART = 64;
+    static __device__ int y() { return threadIdx.x / 16 * 4; }
+    static __device__ int x() { return threadIdx.x % 16 * 4; }
+};
+
+template <class Threads> __global__ void __launch_bounds__(256, 1) matmul_forward_kernel8(MatmulForwardArgs f) {
     __shared__ alignas(16) float inp[2][16][132], weight[2][16][132]; // [buffer][k][row]
-    int n0, o0, x = threadIdx.x % 16 * 4, y = threadIdx.x / 16 * 4, num_steps = ceil_div(f.C, 16);
+    const int rows_apart = Threads::ROWS_APART, columns_apart = Threads::COLUMNS_APART;
+    int n0, o0, x = Threads::x(), y = Threads::y(), num_steps = ceil_div(f.C, 16);
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     MatmulForwardNext8<16> next_inp, next_weight;
     matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
     matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
-    float sum[8][8] = {}; // rows y .. y+3 and y+64 .. y+67, columns x .. x+3 and x+64 .. x+67
+    float sum[8][8] = {};
     for (int step = 0; step < num_steps; step++) {
         int now = step % 2; // the other buffer may still be read by slower warps: they are at the step before
         matmul_forward_put8(inp[now], next_inp);
@@ -367,8 +381,8 @@ __global__ void __launch_bounds__(256, 1) matmul_forward_kernel8(MatmulForwardAr
             matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 16, f.OC, f.C);
         }
         for (int k = 0; k < 16; k++) {
-            f128 a[2] = {load128(&inp[now][k][y]), load128(&inp[now][k][64 + y])};
-            f128 b[2] = {load128(&weight[now][k][x]), load128(&weight[now][k][64 + x])};
+            f128 a[2] = {load128(&inp[now][k][y]), load128(&inp[now][k][rows_apart + y])};
+            f128 b[2] = {load128(&weight[now][k][x]), load128(&weight[now][k][columns_apart + x])};
             for (int i = 0; i < 8; i++) {
                 for (int j = 0; j < 8; j++) { sum[i][j] += a[i / 4][i % 4] * b[j / 4][j % 4]; }
             }
@@ -376,20 +390,42 @@ __global__ void __launch_bounds__(256, 1) matmul_forward_kernel8(MatmulForwardAr
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        int row = n0 + i / 4 * 64 + y + i % 4;
+        int row = n0 + i / 4 * rows_apart + y + i % 4;
         matmul_forward_store<4>(f, &sum[i][0], row, o0 + x);
-        matmul_forward_store<4>(f, &sum[i][4], row, o0 + 64 + x);
+        matmul_forward_store<4>(f, &sum[i][4], row, o0 + columns_apart + x);
     }
 }
 
 void matmul_forward8(const MatmulForwardArgs& f, cudaStream_t stream) {
-    matmul_forward_kernel8<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    matmul_forward_kernel8<MatmulForwardThreads8><<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+// ---- kernel 9: a tile per warp: its 32 threads compute 64x32 elements, which need fewer different values ----
+
+// In kernel 8 a warp has 16 rows and all 128 columns, so per k it reads 144 different values. Here it has 64 rows and 32
+// columns: 96 values, and each load of 16 bytes per lane has at most 128 bytes of them. The lanes of a warp's upper left
+// quarter, 32 rows and 16 columns:
+//
+//     columns       0..3   4..7   8..11  12..15
+//     rows 0..3       0      1      2      3
+//     rows 4..7       4      5      6      7
+//     ...
+//     rows 28..31    28     29     30     31
+struct MatmulForwardThreads9 {
+    static constexpr int ROWS_APART = 32, COLUMNS_APART = 16;
+    static __device__ int y() { return threadIdx.x / 128 * 64 + threadIdx.x % 32 / 4 * 4; }
+    static __device__ int x() { return threadIdx.x / 32 % 4 * 32 + threadIdx.x % 4 * 4; }
+};
+
+void matmul_forward9(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_kernel8<MatmulForwardThreads9><<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
     cudaCheck(cudaGetLastError());
 }
 
 #if !defined(ENABLE_FP32) // tensor cores multiply 16-bit numbers
 
-// ---- kernel 9: tensor cores: mma.sync on fragments that are loaded from shared memory 32 bits at a time ----
+// ---- kernel 10: tensor cores: mma.sync on fragments that are loaded from shared memory 32 bits at a time ----
 
 // The epilogue of 16 rows and 32 columns, from (row0, col0) on, which a warp holds as four fragments d of mma_16x8x16.
 __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, const float* d, int row0, int col0) {
@@ -407,11 +443,11 @@ __device__ inline void matmul_forward_store_warp(const MatmulForwardArgs& f, con
 }
 
 // Two neighbouring elements, an even number of elements from the tile's beginning.
-__device__ inline uint32_t matmul_forward_pair9(const floatX* p) { return *reinterpret_cast<const uint32_t*>(p); }
+__device__ inline uint32_t matmul_forward_pair10(const floatX* p) { return *reinterpret_cast<const uint32_t*>(p); }
 
 // A row of 40 elements is 20 words. The 8 rows of a fragment then begin in banks 0, 20, 8, 28, 16, 4, 24, 12, and four
 // lanes read four words of each: 32 different banks.
-__device__ inline void matmul_forward_put9(floatX tile[128][40], const MatmulForwardNext8<32>& next) {
+__device__ inline void matmul_forward_put10(floatX tile[128][40], const MatmulForwardNext8<32>& next) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         int v = threadIdx.x + 256 * j;
@@ -419,77 +455,11 @@ __device__ inline void matmul_forward_put9(floatX tile[128][40], const MatmulFor
     }
 }
 
-__global__ void __launch_bounds__(256, 2) matmul_forward_kernel9(MatmulForwardArgs f) {
+__global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardArgs f) {
     __shared__ alignas(16) floatX inp[2][128][40], weight[2][128][40]; // [buffer][row][k], as in memory
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, 32);
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
     int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
-    MatmulForwardNext8<32> next_inp, next_weight;
-    matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
-    matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
-    float sum[4][16] = {}; // [four tiles of 16 rows][four fragments of 8 columns, 4 values per lane]
-    for (int step = 0; step < num_steps; step++) {
-        int now = step % 2;
-        matmul_forward_put9(inp[now], next_inp);
-        matmul_forward_put9(weight[now], next_weight);
-        __syncthreads();
-        if (step + 1 < num_steps) {
-            matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C);
-            matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
-        }
-#pragma unroll
-        for (int k = 0; k < 32; k += 16) {
-            uint32_t a[4][4], b[4][2];
-            for (int i = 0; i < 4; i++) {
-                const floatX* p = &inp[now][warp_row + 16 * i + lane / 4][k + lane % 4 * 2];
-                a[i][0] = matmul_forward_pair9(p), a[i][1] = matmul_forward_pair9(p + 8 * 40);
-                a[i][2] = matmul_forward_pair9(p + 8), a[i][3] = matmul_forward_pair9(p + 8 * 40 + 8);
-            }
-            for (int j = 0; j < 4; j++) {
-                const floatX* p = &weight[now][warp_col + 8 * j + lane / 4][k + lane % 4 * 2];
-                b[j][0] = matmul_forward_pair9(p), b[j][1] = matmul_forward_pair9(p + 8);
-            }
-            for (int i = 0; i < 4; i++) {
-                for (int j = 0; j < 4; j++) { mma_16x8x16(sum[i] + 4 * j, a[i], b[j][0], b[j][1], floatX()); }
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
-}
-
-void matmul_forward9(const MatmulForwardArgs& f, cudaStream_t stream) {
-    require(compiled_arch(matmul_forward_kernel9) >= 80);
-    matmul_forward_kernel9<<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
-    cudaCheck(cudaGetLastError());
-}
-
-// ---- kernel 10: ldmatrix: one instruction loads four 8x8 matrices; a swizzle takes the place of the padding ----
-
-// Swizzle of a tile with rows of 64 bytes: chunk c (16 bytes) of row r is at position c ^ (r / 2 % 4). The 8 rows that
-// ldmatrix reads at once are then in 8 different groups of 4 banks:
-//
-//     position        0 1 2 3  0 1 2 3
-//     rows 0 and 1    0 1 2 3  0 1 2 3     two rows of 64 bytes cover the 32 banks; the digits are the chunks
-//     rows 2 and 3    1 0 3 2  1 0 3 2
-//     rows 4 and 5    2 3 0 1  2 3 0 1
-//     rows 6 and 7    3 2 1 0  3 2 1 0
-__device__ inline int matmul_forward_swizzle10(int row, int chunk) { return (chunk ^ (row / 2 % 4)) * 8; }
-
-__device__ inline void matmul_forward_put10(floatX tile[128][32], const MatmulForwardNext8<32>& next) {
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        int v = threadIdx.x + 256 * j;
-        store128(&tile[v / 4][matmul_forward_swizzle10(v / 4, v % 4)], next.v[j]);
-    }
-}
-
-__global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardArgs f) {
-    __shared__ alignas(128) floatX inp[2][128][32], weight[2][128][32];
-    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, 32);
-    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
-    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
-    int inp_row = warp_row + lane % 16, weight_row = warp_col + lane / 16 * 8 + lane % 8; // whose address ldmatrix gets
     MatmulForwardNext8<32> next_inp, next_weight;
     matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
     matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
@@ -504,20 +474,19 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel10(MatmulForwardA
             matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
         }
 #pragma unroll
-        for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
-            uint32_t a[4][4], b[2][4];
-            // 16 rows further down the swizzle is the same
-            const floatX* inp_at = &inp[now][inp_row][matmul_forward_swizzle10(inp_row, 2 * k + lane / 16)];
-            const floatX* weight_at =
-                &weight[now][weight_row][matmul_forward_swizzle10(weight_row, 2 * k + lane / 8 % 2)];
-            for (int i = 0; i < 4; i++) { ldmatrix_x4(a[i], inp_at + 16 * i * 32); }
-            for (int j = 0; j < 2; j++) {
-                ldmatrix_x4(b[j], weight_at + 16 * j * 32);
-            } // two fragments of 8 columns each
+        for (int k = 0; k < 32; k += 16) {
+            uint32_t a[4][4], b[4][2];
             for (int i = 0; i < 4; i++) {
-                for (int j = 0; j < 4; j++) {
-                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
-                }
+                const floatX* p = &inp[now][warp_row + 16 * i + lane / 4][k + lane % 4 * 2];
+                a[i][0] = matmul_forward_pair10(p), a[i][1] = matmul_forward_pair10(p + 8 * 40);
+                a[i][2] = matmul_forward_pair10(p + 8), a[i][3] = matmul_forward_pair10(p + 8 * 40 + 8);
+            }
+            for (int j = 0; j < 4; j++) {
+                const floatX* p = &weight[now][warp_col + 8 * j + lane / 4][k + lane % 4 * 2];
+                b[j][0] = matmul_forward_pair10(p), b[j][1] = matmul_forward_pair10(p + 8);
+            }
+            for (int i = 0; i < 4; i++) {
+                for (int j = 0; j < 4; j++) { mma_16x8x16(sum[i] + 4 * j, a[i], b[j][0], b[j][1], floatX()); }
             }
         }
     }
@@ -531,7 +500,104 @@ void matmul_forward10(const MatmulForwardArgs& f, cudaStream_t stream) {
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 11: a ring of four stages, filled by cp.async ----
+// ---- kernel 11: ldmatrix: one instruction loads four 8x8 matrices, where kernel 10 needs four loads of 32 bits ----
+
+// The layout of a tile of 128 rows: at(row, chunk) is the position of the chunk's first element. A chunk is what ldmatrix reads
+// of a row: 8 elements, 16 bytes.
+struct MatmulForwardPadded { // as in kernel 10
+    static constexpr int COLUMNS = 32, SIZE = 128 * 40;
+    static __device__ int at(int row, int chunk) { return row * 40 + chunk * 8; }
+};
+
+template <class Layout>
+__device__ inline void matmul_forward_put11(floatX* tile, const MatmulForwardNext8<Layout::COLUMNS>& next) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        int v = threadIdx.x + 256 * j;
+        store128(tile + Layout::at(v / 4, v % 4), next.v[j]);
+    }
+}
+
+// Adds the products of a step to a warp's sums: of 64 rows of inp and 32 rows of weight.
+template <class Layout>
+__device__ inline void matmul_forward_multiply11(float (&sum)[4][16], const floatX* inp, const floatX* weight) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // the rows whose address this lane gives to ldmatrix
+    int inp_row = warp / 4 * 64 + lane % 16, weight_row = warp % 4 * 32 + lane / 16 * 8 + lane % 8;
+#pragma unroll
+    for (int k = 0; k < Layout::COLUMNS / 16; k++) { // 16 columns per iteration: chunks 2k and 2k+1
+        uint32_t a[4][4], b[2][4];
+        // 16 rows further down, the distance to the row's beginning is the same
+        const floatX* inp_at = inp + Layout::at(inp_row, 2 * k + lane / 16);
+        const floatX* weight_at = weight + Layout::at(weight_row, 2 * k + lane / 8 % 2);
+        for (int i = 0; i < 4; i++) { ldmatrix_x4(a[i], inp_at + Layout::at(16 * i, 0)); }
+        for (int j = 0; j < 2; j++) { // two fragments of 8 columns each
+            ldmatrix_x4(b[j], weight_at + Layout::at(16 * j, 0));
+        }
+        for (int i = 0; i < 4; i++) {
+            for (int j = 0; j < 4; j++) {
+                mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
+            }
+        }
+    }
+}
+
+template <class Layout> __global__ void __launch_bounds__(256, 2) matmul_forward_kernel11(MatmulForwardArgs f) {
+    __shared__ alignas(128) floatX inp[2][Layout::SIZE], weight[2][Layout::SIZE];
+    int n0, o0, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, 32);
+    matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
+    MatmulForwardNext8<32> next_inp, next_weight;
+    matmul_forward_fetch8(next_inp, f.inp, n0, 0, f.N, f.C);
+    matmul_forward_fetch8(next_weight, f.weight, o0, 0, f.OC, f.C);
+    float sum[4][16] = {}; // [four tiles of 16 rows][four fragments of 8 columns, 4 values per lane]
+    for (int step = 0; step < num_steps; step++) {
+        int now = step % 2;
+        matmul_forward_put11<Layout>(inp[now], next_inp);
+        matmul_forward_put11<Layout>(weight[now], next_weight);
+        __syncthreads();
+        if (step + 1 < num_steps) {
+            matmul_forward_fetch8(next_inp, f.inp, n0, (step + 1) * 32, f.N, f.C);
+            matmul_forward_fetch8(next_weight, f.weight, o0, (step + 1) * 32, f.OC, f.C);
+        }
+        matmul_forward_multiply11<Layout>(sum, inp[now], weight[now]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        matmul_forward_store_warp(f, sum[i], n0 + warp / 4 * 64 + 16 * i, o0 + warp % 4 * 32);
+    }
+}
+
+template <class Layout> static void matmul_forward_launch11(const MatmulForwardArgs& f, cudaStream_t stream) {
+    require(compiled_arch(matmul_forward_kernel11<Layout>) >= 80);
+    matmul_forward_kernel11<Layout><<<matmul_forward_num_tiles(f, 128, 128), 256, 0, stream>>>(f);
+    cudaCheck(cudaGetLastError());
+}
+
+void matmul_forward11(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_launch11<MatmulForwardPadded>(f, stream);
+}
+
+// ---- kernel 12: a swizzle takes the place of the padding: the stores into the tile lose their bank conflicts, too ----
+
+// A store of 8 lanes writes two rows. With rows of 80 bytes, some chunks of the second row are in the banks of the first.
+// Here rows have 64 bytes, and chunk c of row r is at position c ^ (r / 2 % 4). The 8 rows that ldmatrix reads at once are
+// then in 8 different groups of 4 banks:
+//
+//     position        0 1 2 3  0 1 2 3
+//     rows 0 and 1    0 1 2 3  0 1 2 3     two rows of 64 bytes cover the 32 banks; the digits are the chunks
+//     rows 2 and 3    1 0 3 2  1 0 3 2
+//     rows 4 and 5    2 3 0 1  2 3 0 1
+//     rows 6 and 7    3 2 1 0  3 2 1 0
+struct MatmulForwardSwizzled64 {
+    static constexpr int COLUMNS = 32, SIZE = 128 * 32;
+    static __device__ int at(int row, int chunk) { return row * 32 + (chunk ^ (row / 2 % 4)) * 8; }
+};
+
+void matmul_forward12(const MatmulForwardArgs& f, cudaStream_t stream) {
+    matmul_forward_launch11<MatmulForwardSwizzled64>(f, stream);
+}
+
+// ---- kernel 13: a ring of four stages, filled by cp.async ----
 
 // Calls launch(stages) with the number of stages as a type: std::integral_constant. 0 is the first one of the list.
 template <int first, int... others, class Launch>
@@ -541,31 +607,31 @@ static void matmul_forward_with_stages(int stages, const Launch& launch) {
     require(found);
 }
 
-// With 4 stages three blocks would fit on an SM, registers allow two.
-template <int ring> struct MatmulForwardSMem11 { floatX inp[ring][128][32], weight[ring][128][32]; };
+template <class Layout> struct MatmulForwardStage13 { floatX inp[Layout::SIZE], weight[Layout::SIZE]; };
 
-__device__ inline void matmul_forward_load11(floatX tile[128][32], const floatX* matrix, int row0, int k0, int num_rows,
-                                             int C) {
-    for (int v = threadIdx.x; v < 128 * 4; v += 256) {
-        int row = v / 4, chunk = v % 4;
+template <class Layout> __device__ inline void matmul_forward_load13(floatX* tile, const floatX* matrix, int row0,
+                                                                     int k0, int num_rows, int C) {
+    const int chunks = Layout::COLUMNS / 8; // per row
+    for (int v = threadIdx.x; v < 128 * chunks; v += 256) {
+        int row = v / chunks, chunk = v % chunks;
         bool inside = row0 + row < num_rows && k0 + chunk * 8 < C;
         const floatX* from = inside ? matrix + (size_t)(row0 + row) * C + k0 + chunk * 8 : matrix;
-        cp_async_16(&tile[row][matmul_forward_swizzle10(row, chunk)], from, inside);
+        cp_async_16(tile + Layout::at(row, chunk), from, inside);
     }
 }
 
-template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_kernel11(MatmulForwardArgs f) {
+// With 4 stages of 16 KB three blocks would fit on an SM, registers allow two.
+template <int ring, class Layout> __global__ void __launch_bounds__(256, 2)
+    matmul_forward_kernel13(MatmulForwardArgs f) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    auto& shared = *reinterpret_cast<MatmulForwardSMem11<ring>*>(dynamic_shared);
-    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    auto stages = reinterpret_cast<MatmulForwardStage13<Layout>*>(dynamic_shared);
+    const int columns = Layout::COLUMNS;
+    int n0, o0, warp = threadIdx.x / 32, num_steps = ceil_div(f.C, columns);
     matmul_forward_tile(f, blockIdx.x, 128, 128, &n0, &o0);
-    int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32; // each warp computes 64x32 of the tile
-    int inp_row = warp_row + lane % 16, weight_row = warp_col + lane / 16 * 8 + lane % 8; // whose address ldmatrix gets
-    int num_steps = ceil_div(f.C, 32);
     auto load = [&](int step) {
         if (step < num_steps) {
-            matmul_forward_load11(shared.inp[step % ring], f.inp, n0, step * 32, f.N, f.C);
-            matmul_forward_load11(shared.weight[step % ring], f.weight, o0, step * 32, f.OC, f.C);
+            matmul_forward_load13<Layout>(stages[step % ring].inp, f.inp, n0, step * columns, f.N, f.C);
+            matmul_forward_load13<Layout>(stages[step % ring].weight, f.weight, o0, step * columns, f.OC, f.C);
         }
         cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
     };
@@ -575,60 +641,52 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_ker
         cp_async_wait<ring - 2>();
         __syncthreads(); // this step's stage has arrived, and all warps have read the previous step's stage
         load(step + ring - 1);
-        const floatX(*inp)[32] = shared.inp[step % ring], (*weight)[32] = shared.weight[step % ring];
-#pragma unroll
-        for (int k = 0; k < 2; k++) { // 16 columns per iteration: chunks 2k and 2k+1
-            uint32_t a[4][4], b[2][4];
-            const floatX* inp_at = &inp[inp_row][matmul_forward_swizzle10(inp_row, 2 * k + lane / 16)];
-            const floatX* weight_at = &weight[weight_row][matmul_forward_swizzle10(weight_row, 2 * k + lane / 8 % 2)];
-            for (int i = 0; i < 4; i++) { ldmatrix_x4(a[i], inp_at + 16 * i * 32); }
-            for (int j = 0; j < 2; j++) {
-                ldmatrix_x4(b[j], weight_at + 16 * j * 32);
-            } // two fragments of 8 columns each
-            for (int i = 0; i < 4; i++) {
-                for (int j = 0; j < 4; j++) {
-                    mma_16x8x16(sum[i] + 4 * j, a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1], floatX());
-                }
-            }
-        }
+        matmul_forward_multiply11<Layout>(sum, stages[step % ring].inp, stages[step % ring].weight);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) { matmul_forward_store_warp(f, sum[i], n0 + warp_row + 16 * i, o0 + warp_col); }
+    for (int i = 0; i < 4; i++) {
+        matmul_forward_store_warp(f, sum[i], n0 + warp / 4 * 64 + 16 * i, o0 + warp % 4 * 32);
+    }
 }
 
-void matmul_forward11(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
-    matmul_forward_with_stages<4, 2, 3, 5>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_kernel11<decltype(ring)::value>;
+template <class Layout, int... rings>
+static void matmul_forward_launch13(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_with_stages<rings...>(stages, [&](auto ring) {
+        auto kernel = matmul_forward_kernel13<decltype(ring)::value, Layout>;
         require(compiled_arch(kernel) >= 80);
-        const int bytes = sizeof(MatmulForwardSMem11<decltype(ring)::value>);
+        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage13<Layout>);
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<matmul_forward_num_tiles(f, 128, 128), 256, bytes, stream>>>(f);
         cudaCheck(cudaGetLastError());
     });
 }
 
-// ---- kernel 12: wgmma: a warpgroup multiplies operands in shared memory, and no fragment is loaded ----
+void matmul_forward13(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch13<MatmulForwardSwizzled64, 4, 2, 3, 5>(f, stream, stages);
+}
 
-struct MatmulForwardStage { // 128 rows of 64 columns of both operands, in the 128-byte swizzle that wgmma reads
-    floatX inp[128 * 64], weight[128 * 64];
+// ---- kernel 14: steps of 64 columns: half as many barriers, and each row is read in lines of 128 bytes ----
+
+// A stage has 32 KB, so with 3 stages two blocks fit on an SM: 96 KB each. The swizzle is the one that TMA writes and wgmma
+// reads, see tensor_map().
+struct MatmulForwardSwizzled128 {
+    static constexpr int COLUMNS = 64, SIZE = 128 * 64;
+    static __device__ int at(int row, int chunk) { return row * 64 + (chunk ^ row % 8) * 8; }
 };
+
+void matmul_forward14(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch13<MatmulForwardSwizzled128, 3, 2, 4>(f, stream, stages);
+}
+
+// ---- kernel 15: wgmma: a warpgroup multiplies operands in shared memory, and no fragment is loaded ----
+
+typedef MatmulForwardStage13<MatmulForwardSwizzled128> MatmulForwardStage;
 
 // Dynamic shared memory, aligned to the 1024 bytes that the swizzle needs. The driver aligns it to less, so launchers
 // request 1 KB more.
 __device__ inline MatmulForwardStage* matmul_forward_stages(unsigned char* dynamic_shared) {
     uint32_t address = shared_address(dynamic_shared);
     return reinterpret_cast<MatmulForwardStage*>(dynamic_shared + (1024 - address % 1024) % 1024);
-}
-
-// Like kernel 11's, for rows of 128 bytes: chunk c of row r is at position c ^ r % 8, see tensor_map().
-__device__ inline void matmul_forward_load12(floatX tile[128 * 64], const floatX* matrix, int row0, int k0,
-                                             int num_rows, int C) {
-    for (int v = threadIdx.x; v < 128 * 8; v += 256) {
-        int row = v / 8, chunk = v % 8;
-        bool inside = row0 + row < num_rows && k0 + chunk * 8 < C;
-        const floatX* from = inside ? matrix + (size_t)(row0 + row) * C + k0 + chunk * 8 : matrix;
-        cp_async_16(tile + row * 64 + (chunk ^ row % 8) * 8, from, inside);
-    }
 }
 
 // Issues sum (64x128) += inp weight^T, or = if accumulate is false, for 64 rows of inp and 128 of weight, over 64
@@ -642,7 +700,7 @@ __device__ inline void matmul_forward_wgmma(float sum[64], const floatX* inp, co
 }
 
 // With 3 stages of the ring 2 blocks fit on an SM: 97 KB each.
-template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_sm90_kernel12(MatmulForwardArgs f) {
+template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_sm90_kernel15(MatmulForwardArgs f) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
     int n0, o0, warp = threadIdx.x / 32, group = warp / 4; // each warpgroup computes 64 rows of the tile
@@ -650,8 +708,9 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_sm9
     int num_steps = ceil_div(f.C, 64);
     auto load = [&](int step) {
         if (step < num_steps) {
-            matmul_forward_load12(stages[step % ring].inp, f.inp, n0, step * 64, f.N, f.C);
-            matmul_forward_load12(stages[step % ring].weight, f.weight, o0, step * 64, f.OC, f.C);
+            matmul_forward_load13<MatmulForwardSwizzled128>(stages[step % ring].inp, f.inp, n0, step * 64, f.N, f.C);
+            matmul_forward_load13<MatmulForwardSwizzled128>(stages[step % ring].weight, f.weight, o0, step * 64, f.OC,
+                                                            f.C);
         }
         cp_async_commit(); // past the last step the group is empty: cp_async_wait counts one group per step
     };
@@ -672,9 +731,9 @@ template <int ring> __global__ void __launch_bounds__(256, 2) matmul_forward_sm9
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-void matmul_forward12(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward15(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<3, 2, 4, 6>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel12<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel15<decltype(ring)::value>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 1024;
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -683,7 +742,7 @@ void matmul_forward12(const MatmulForwardArgs& f, cudaStream_t stream, int stage
     });
 }
 
-// ---- kernel 13: TMA: one thread starts the copy of a stage, an mbarrier says when it has arrived ----
+// ---- kernel 16: TMA: one thread starts the copy of a stage, an mbarrier says when it has arrived ----
 
 static_assert(sizeof(MatmulForwardStage) == 32 * 1024, "TMA announces this many bytes");
 
@@ -695,7 +754,7 @@ __device__ inline void matmul_forward_tma(MatmulForwardStage& stage, uint64_t* f
 }
 
 template <int ring> __global__ void __launch_bounds__(256, 2)
-    matmul_forward_sm90_kernel13(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+    matmul_forward_sm90_kernel16(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     __shared__ uint64_t full[ring];
@@ -730,9 +789,9 @@ template <int ring> __global__ void __launch_bounds__(256, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-void matmul_forward13(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward16(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<3, 2, 4, 6>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel13<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel16<decltype(ring)::value>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
         CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
@@ -744,13 +803,13 @@ void matmul_forward13(const MatmulForwardArgs& f, cudaStream_t stream, int stage
     });
 }
 
-// ---- kernel 14: a producer warp loads, two consumer warpgroups multiply; no barrier joins them all in every step ----
+// ---- kernel 17: a producer warp loads, two consumer warpgroups multiply; no barrier joins them all in every step ----
 
-// Kernel 13 stops all warps in every step: the products drain, then __syncthreads(), and only then is the stage loaded
+// Kernel 16 stops all warps in every step: the products drain, then __syncthreads(), and only then is the stage loaded
 // again. Here the next step's products are issued while the previous ones run, and a stage is free as soon as the
 // eight consumer warps have arrived at its empty barrier.
 template <int ring> __global__ void __launch_bounds__(288, 2)
-    matmul_forward_sm90_kernel14(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+    matmul_forward_sm90_kernel17(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
@@ -788,9 +847,9 @@ template <int ring> __global__ void __launch_bounds__(288, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-void matmul_forward14(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward17(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<3, 2, 4, 6>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel14<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel17<decltype(ring)::value>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
         CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
@@ -802,13 +861,13 @@ void matmul_forward14(const MatmulForwardArgs& f, cudaStream_t stream, int stage
     });
 }
 
-// ---- kernel 15: persistent blocks: the ring runs on from tile to tile, so loads are overlapped with the epilogue ----
+// ---- kernel 18: persistent blocks: the ring runs on from tile to tile, so loads are overlapped with the epilogue ----
 
 // One block per SM, with a ring twice as long, takes tiles until none is left. While the consumers store a tile, the
 // producer loads the next one's first stages. The barriers are initialised and the ring is filled once per block, not
-// once per tile. But there is no second block any more that multiplies meanwhile: kernel 16 brings that back.
+// once per tile. But there is no second block any more that multiplies meanwhile: kernel 19 brings that back.
 template <int ring> __global__ void __launch_bounds__(288, 1)
-    matmul_forward_sm90_kernel15(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+    matmul_forward_sm90_kernel18(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
@@ -852,9 +911,9 @@ template <int ring> __global__ void __launch_bounds__(288, 1)
     }
 }
 
-void matmul_forward15(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4, 7>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel15<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel18<decltype(ring)::value>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
         CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
@@ -866,15 +925,15 @@ void matmul_forward15(const MatmulForwardArgs& f, cudaStream_t stream, int stage
     });
 }
 
-// ---- kernel 16: ping-pong: each consumer has a tile of its own, one stores while the other multiplies ----
+// ---- kernel 19: ping-pong: each consumer has a tile of its own, one stores while the other multiplies ----
 
-// In kernel 15 both consumers store at the same time, and then the tensor cores wait. Here they alternate, so there is
+// In kernel 18 both consumers store at the same time, and then the tensor cores wait. Here they alternate, so there is
 // no pause. A consumer holds a whole tile, 128 accumulators per thread, so setmaxnreg moves registers from the
 // producer, which is a warpgroup now, to the consumers.
 
 // With 6 stages of the ring a block takes 193 KB, so there is one block per SM.
 template <int ring> __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel16(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+    matmul_forward_sm90_kernel19(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
@@ -939,9 +998,9 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
     }
 }
 
-void matmul_forward16(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+void matmul_forward19(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4, 7>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel16<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel19<decltype(ring)::value>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
         CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
@@ -953,24 +1012,19 @@ void matmul_forward16(const MatmulForwardArgs& f, cudaStream_t stream, int stage
     });
 }
 
-// ---- kernel 17: results leave through shared memory by TMA, and the consumer goes on while they do ----
+// ---- kernel 20: results pass through shared memory: stmatrix stores fragments, then eight lanes store a row of 128 bytes ----
 
-// Kernel 16's lanes store 16 bytes each: a warp's store touches 8 rows, 64 bytes in each, and before it the four lanes that
+// Kernel 19's lanes store 16 bytes each: a warp's store touches 8 rows, 64 bytes in each, and before it the four lanes that
 // hold a row exchange their results by shuffles. Here a warp collects 16 rows of 64 columns, a box: stmatrix stores
-// fragments as they are, the inverse of ldmatrix. TMA writes the box, in rows of 128 bytes, and skips what is outside of
-// the matrix.
+// fragments as they are, the inverse of ldmatrix. Then eight lanes store the 128 bytes of a row.
 
-// The epilogue of 16 rows and 64 columns, from (row0, col0) on, which a warp holds as eight fragments d of mma_16x8x16.
-// boxes: two of this warp, in TMA's 128-byte swizzle. They take turns, but with pre_gelu each matrix has one of them.
-// number: how many boxes the warp has stored before. What the epilogue does is known when it is compiled: with a branch per
-// element it would take longer than the products.
+// The epilogue of 16 rows and 64 columns, from (row0, col0) on, which a warp holds as eight fragments d of mma_16x8x16. The
+// results go to box, GELU's input to pre_gelu_box, both in the 128-byte swizzle. What the epilogue does is known when it is
+// compiled: with a branch per element it would take longer than the products.
 template <bool has_gelu, bool has_residual>
-__device__ inline void matmul_forward_store_box(const MatmulForwardArgs& f, const float* d, floatX (*boxes)[16 * 64],
-                                                const CUtensorMap& out_map, const CUtensorMap& pre_gelu_map, int row0,
-                                                int col0, int& number) {
-    int lane = threadIdx.x % 32, turn = has_gelu ? 0 : number++ % 2;
-    if (lane == 0) { tma_store_wait<has_gelu ? 0 : 1>(); } // TMA has read what the box had before
-    __syncwarp();
+__device__ inline void matmul_forward_fill_box(const MatmulForwardArgs& f, const float* d, floatX* box,
+                                               floatX* pre_gelu_box, int row0, int col0) {
+    int lane = threadIdx.x % 32;
     // this lane's 16 bytes for stmatrix: row lane % 16, chunk lane / 16. The swizzle XORs the row into the chunk, so 16 * p
     // columns further is the address ^ p << 5.
     uint32_t at = lane % 16 * 128 + (lane / 16 ^ lane % 8) * 16;
@@ -1000,27 +1054,48 @@ __device__ inline void matmul_forward_store_box(const MatmulForwardArgs& f, cons
                 out[2 * j + half] = pack_16x2(x, y, floatX());
             }
         }
-        stmatrix_x4(shared_address(boxes[turn]) + (at ^ p << 5), out);
-        if (has_gelu) { stmatrix_x4(shared_address(boxes[1]) + (at ^ p << 5), pre_gelu); }
+        stmatrix_x4(shared_address(box) + (at ^ p << 5), out);
+        if (has_gelu) { stmatrix_x4(shared_address(pre_gelu_box) + (at ^ p << 5), pre_gelu); }
     }
-    tma_store_fence();
-    __syncwarp();
-    if (lane != 0) { return; }
-    tma_store_2d(&out_map, boxes[turn], col0, row0);
-    if (has_gelu) { tma_store_2d(&pre_gelu_map, boxes[1], col0, row0); }
-    tma_store_commit();
 }
 
+// A warp's two boxes, the second one for pre_gelu, and how they are stored.
+struct MatmulForwardBoxes20 {
+    struct Maps {};
+    static Maps maps(const MatmulForwardArgs&) { return {}; }
+
+    floatX (*boxes)[16 * 64];
+    __device__ MatmulForwardBoxes20(floatX (*boxes)[16 * 64], const Maps&) : boxes(boxes) {}
+    // the box to be filled next
+    template <bool has_gelu> __device__ floatX* next() { return boxes[0]; }
+    template <bool has_gelu> __device__ void store(const MatmulForwardArgs& f, const floatX* box, int row0, int col0) {
+        int lane = threadIdx.x % 32, col = col0 + lane % 8 * 8;
+        __syncwarp();
+#pragma unroll 2 // with all four, registers spill
+        for (int i = 0; i < 16; i += 4) {
+            int row = i + lane / 8, at = MatmulForwardSwizzled128::at(row, lane % 8);
+            if (row0 + row >= f.N || col >= f.OC) { continue; }
+            size_t to = (size_t)(row0 + row) * f.OC + col;
+            store128(f.out + to, load128(box + at));
+            if (has_gelu) { store128(f.pre_gelu + to, load128(boxes[1] + at)); }
+        }
+        __syncwarp(); // all lanes have read the boxes
+    }
+    __device__ void end() {}
+};
+
 // The epilogue of a warp's two times 16 rows, 64 apart, and 64 * n columns.
-template <int n>
-__device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f, const float (&sum)[2][32 * n],
-                                                  floatX (*boxes)[16 * 64], const CUtensorMap& out_map,
-                                                  const CUtensorMap& pre_gelu_map, int row0, int col0, int& number) {
+template <int n, class Boxes> __device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f,
+                                                                                const float (&sum)[2][32 * n],
+                                                                                Boxes& boxes, int row0, int col0) {
     auto store = [&](auto has_gelu, auto has_residual) {
 #pragma unroll
         for (int i = 0; i < 2 * n; i++) {
-            matmul_forward_store_box<has_gelu.value, has_residual.value>(
-                f, sum[i / n] + i % n * 32, boxes, out_map, pre_gelu_map, row0 + i / n * 64, col0 + i % n * 64, number);
+            int row = row0 + i / n * 64, col = col0 + i % n * 64;
+            floatX* box = boxes.template next<has_gelu.value>();
+            matmul_forward_fill_box<has_gelu.value, has_residual.value>(f, sum[i / n] + i % n * 32, box, boxes.boxes[1],
+                                                                        row, col);
+            boxes.template store<has_gelu.value>(f, box, row, col);
         }
     };
     if (f.pre_gelu) {
@@ -1033,17 +1108,15 @@ __device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f, co
 }
 
 // With 6 stages of the ring and 32 KB of boxes a block takes 225 KB of the 227 KB that an SM has.
-template <int ring> __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel17(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+template <int ring, class Boxes> __global__ void __launch_bounds__(384, 1)
+    matmul_forward_sm90_kernel20(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map,
-                                 const __grid_constant__ CUtensorMap out_map,
-                                 const __grid_constant__ CUtensorMap pre_gelu_map, int num_tiles) {
+                                 const __grid_constant__ typename Boxes::Maps maps, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[ring], empty[ring];
     __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
     MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    auto boxes = reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring); // per consumer warp, two
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
     int num_steps = ceil_div(f.C, 64);
     if (threadIdx.x == 0) {
@@ -1071,10 +1144,11 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
+    Boxes boxes(reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring)[threadIdx.x / 32 - 4], maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0, num_boxes = 0;
+    int i = (group - 1) * num_steps, number = 0;
     for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
         float sum[2][64]; // rows 0..63, 64..127
         mbarrier_wait(&turn[group - 1], (number++ + group) % 2);
@@ -1092,90 +1166,148 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         wgmma_wait<0>();
         if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
-        matmul_forward_store_boxes<2>(f, sum, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map, n0 + 16 * warp, o0,
-                                      num_boxes);
+        matmul_forward_store_boxes<2>(f, sum, boxes, n0 + 16 * warp, o0);
     }
-    if (lane == 0) { tma_store_wait<0>(); } // shared memory stays until TMA has read it
+    boxes.end();
 }
 
-void matmul_forward17(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+template <class Boxes>
+static void matmul_forward_launch20(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel17<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel20<decltype(ring)::value, Boxes>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
         CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        CUtensorMap out_map = tensor_map(f.out, {f.OC, f.N}, {64, 16});
-        CUtensorMap pre_gelu_map = f.pre_gelu ? tensor_map(f.pre_gelu, {f.OC, f.N}, {64, 16}) : out_map;
         const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
         cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map, out_map,
-                                                                                   pre_gelu_map, num_tiles);
+        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map,
+                                                                                   Boxes::maps(f), num_tiles);
         cudaCheck(cudaGetLastError());
     });
 }
 
-// ---- kernel 18: tiles of 128x192: a value of inp in shared memory is used for 192 columns instead of 128 ----
+void matmul_forward20(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch20<MatmulForwardBoxes20>(f, stream, stages);
+}
 
-// A tile reads 2 (128 + 192) bytes for 2 * 128 * 192 FLOPs, 1/77 byte per FLOP where kernel 17 reads 1/64. In exchange
+// ---- kernel 21: boxes leave by TMA, and the consumer goes on while they do ----
+
+// TMA writes a box by itself and skips what is outside of the matrix. The two boxes of a warp take turns, but with pre_gelu
+// each matrix has one of them.
+struct MatmulForwardBoxes21 {
+    struct Maps {
+        CUtensorMap out, pre_gelu;
+    };
+    static Maps maps(const MatmulForwardArgs& f) {
+        CUtensorMap out = tensor_map(f.out, {f.OC, f.N}, {64, 16});
+        return {out, f.pre_gelu ? tensor_map(f.pre_gelu, {f.OC, f.N}, {64, 16}) : out};
+    }
+
+    floatX (*boxes)[16 * 64];
+    const Maps& to;
+    int number; // how many boxes the warp has stored before
+    __device__ MatmulForwardBoxes21(floatX (*boxes)[16 * 64], const Maps& maps) : boxes(boxes), to(maps), number(0) {}
+    template <bool has_gelu> __device__ floatX* next() {
+        if (threadIdx.x % 32 == 0) { tma_store_wait<has_gelu ? 0 : 1>(); } // TMA has read what the box had before
+        __syncwarp();
+        return boxes[has_gelu ? 0 : number++ % 2];
+    }
+    template <bool has_gelu> __device__ void store(const MatmulForwardArgs&, const floatX* box, int row0, int col0) {
+        tma_store_fence();
+        __syncwarp();
+        if (threadIdx.x % 32 != 0) { return; }
+        tma_store_2d(&to.out, box, col0, row0);
+        if (has_gelu) { tma_store_2d(&to.pre_gelu, boxes[1], col0, row0); }
+        tma_store_commit();
+    }
+    // shared memory stays until TMA has read it
+    __device__ void end() {
+        if (threadIdx.x % 32 == 0) { tma_store_wait<0>(); }
+    }
+};
+
+void matmul_forward21(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch20<MatmulForwardBoxes21>(f, stream, stages);
+}
+
+// ---- kernel 22: tiles of 128x192: a value of inp in shared memory is used for 192 columns instead of 128 ----
+
+// A tile reads 2 (128 + 192) bytes for 2 * 128 * 192 FLOPs, 1/77 byte per FLOP where kernel 21 reads 1/64. In exchange
 // 192 of a consumer's 240 registers per thread are accumulators. 192 divides 768 and 3072.
-struct MatmulForwardStage18 {
+struct MatmulForwardStage22 {
     floatX inp[128 * 64], weight[192 * 64];
 };
 
+// The tiles of a block, and how it loads and frees a stage. Kernels 23 and 24 have others.
+struct MatmulForwardBlocks22 {
+    static constexpr int CLUSTER = 1; // blocks of a cluster
+    static __device__ void tile(const MatmulForwardArgs& f, int index, int* n0, int* o0) {
+        matmul_forward_tile(f, index, 128, 192, n0, o0);
+    }
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int o0, uint64_t* full) {
+        tma_load_2d(weight, &map, k, o0, full);
+    }
+    // called by a warp that has read a stage
+    static __device__ void release(uint64_t* empty) {
+        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
+    }
+    static __device__ void sync() { __syncthreads(); }
+};
+
 // With 4 stages of the ring, 40 KB each, and 32 KB of boxes a block takes 193 KB.
-template <int ring> __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel18(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
+template <int ring, class Blocks> __global__ void __launch_bounds__(384, 1)
+    matmul_forward_sm90_kernel22(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
                                  const __grid_constant__ CUtensorMap weight_map,
-                                 const __grid_constant__ CUtensorMap out_map,
-                                 const __grid_constant__ CUtensorMap pre_gelu_map, int num_tiles) {
+                                 const __grid_constant__ MatmulForwardBoxes21::Maps maps, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[ring], empty[ring];
     __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
-    auto stages = reinterpret_cast<MatmulForwardStage18*>(matmul_forward_stages(dynamic_shared));
-    auto boxes = reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring); // per consumer warp, two
+    auto stages = reinterpret_cast<MatmulForwardStage22*>(matmul_forward_stages(dynamic_shared));
     int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
-    int num_steps = ceil_div(f.C, 64);
+    int num_steps = ceil_div(f.C, 64), first = blockIdx.x / Blocks::CLUSTER, stride = gridDim.x / Blocks::CLUSTER;
     if (threadIdx.x == 0) {
         for (int s = 0; s < ring; s++) {
             mbarrier_init(&full[s], 1);
-            mbarrier_init(&empty[s], 4); // the four warps of the one consumer that reads the stage
+            // the four warps of the one consumer, in each block, that reads the stage
+            mbarrier_init(&empty[s], 4 * Blocks::CLUSTER);
         }
         for (int g = 0; g < 2; g++) { mbarrier_init(&turn[g], 4); }
         mbarrier_init_fence();
     }
-    __syncthreads();
+    Blocks::sync();
     // Warpgroup 0 is the producer, warpgroups 1 and 2 are the consumers. The block's tiles, numbered 0, 1, 2, ..., go
     // to warpgroups 1, 2, 1, ...; their steps go through the ring in that order.
     if (group == 0) {
         warpgroup_fewer_registers<24>();
         if (threadIdx.x != 0) { return; }
         int i = 0;
-        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-            matmul_forward_tile(f, tile, 128, 192, &n0, &o0);
+        for (int tile = first; tile < num_tiles; tile += stride) {
+            Blocks::tile(f, tile, &n0, &o0);
             for (int step = 0; step < num_steps; step++, i++) {
                 mbarrier_wait(&empty[i % ring], (i / ring + 1) % 2);
-                MatmulForwardStage18& stage = stages[i % ring];
+                MatmulForwardStage22& stage = stages[i % ring];
                 mbarrier_arrive_expect(&full[i % ring], sizeof(stage));
                 tma_load_2d(stage.inp, &inp_map, step * 64, n0, &full[i % ring]);
-                tma_load_2d(stage.weight, &weight_map, step * 64, o0, &full[i % ring]);
+                Blocks::load_weight(stage.weight, weight_map, step * 64, o0, &full[i % ring]);
             }
         }
         return;
     }
     warpgroup_more_registers<240>();
+    MatmulForwardBoxes21 boxes(reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring)[threadIdx.x / 32 - 4], maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0, num_boxes = 0;
-    for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
+    int i = (group - 1) * num_steps, number = 0;
+    for (int tile = first + (group - 1) * stride; tile < num_tiles; tile += 2 * stride, i += num_steps) {
         // Rows 0..63, 64..127. Zeros take the place of a first product that overwrites: the compiler would take the old
         // sums for its input, and the epilogue would have too few registers.
         float sum[2][96] = {};
         mbarrier_wait(&turn[group - 1], (number++ + group) % 2);
         for (int step = 0; step < num_steps; step++, i++) {
-            MatmulForwardStage18& stage = stages[i % ring];
+            MatmulForwardStage22& stage = stages[i % ring];
             mbarrier_wait(&full[i % ring], i / ring % 2);
             wgmma_fence();
             uint64_t inp = wgmma_descriptor(stage.inp), weight = wgmma_descriptor(stage.weight);
@@ -1185,42 +1317,93 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
             }
             wgmma_commit();
             wgmma_wait<1>(); // the previous step's products are done: its stage is free
-            if (step > 0 && lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
+            if (step > 0) { Blocks::release(&empty[(i - 1) % ring]); }
         }
         if (lane == 0) { mbarrier_arrive(&turn[2 - group]); }
         wgmma_wait<0>();
-        if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
-        matmul_forward_tile(f, tile, 128, 192, &n0, &o0);
-        matmul_forward_store_boxes<3>(f, sum, boxes[threadIdx.x / 32 - 4], out_map, pre_gelu_map, n0 + 16 * warp, o0,
-                                      num_boxes);
+        Blocks::release(&empty[(i - 1) % ring]);
+        Blocks::tile(f, tile, &n0, &o0);
+        matmul_forward_store_boxes<3>(f, sum, boxes, n0 + 16 * warp, o0);
     }
-    if (lane == 0) { tma_store_wait<0>(); } // shared memory stays until TMA has read it
+    boxes.end();
+    if (Blocks::CLUSTER > 1) { Blocks::sync(); } // the other block may still write to this one's shared memory
 }
 
-void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+template <class Blocks>
+static void matmul_forward_launch22(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    const int cluster = Blocks::CLUSTER;
     matmul_forward_with_stages<4, 2, 3>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel18<decltype(ring)::value>;
+        auto kernel = matmul_forward_sm90_kernel22<decltype(ring)::value, Blocks>;
         require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
         CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 192});
-        CUtensorMap out_map = tensor_map(f.out, {f.OC, f.N}, {64, 16});
-        CUtensorMap pre_gelu_map = f.pre_gelu ? tensor_map(f.pre_gelu, {f.OC, f.N}, {64, 16}) : out_map;
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage18) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 192);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map, out_map,
-                                                                                   pre_gelu_map, num_tiles);
-        cudaCheck(cudaGetLastError());
+        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 192 / cluster});
+        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage22) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
+        int num_tiles = matmul_forward_num_tiles(f, 128 * cluster, 192); // with clusters: pairs of tiles
+        int num_clusters = std::min(num_tiles, num_multiprocessors() / cluster);
+        launch_kernel(kernel, LaunchShape(num_clusters * cluster, 384, bytes, cluster), stream, f, inp_map, weight_map,
+                      MatmulForwardBoxes21::maps(f), num_tiles);
     });
+}
+
+void matmul_forward22(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch22<MatmulForwardBlocks22>(f, stream, stages);
+}
+
+// ---- kernel 23: order of tiles: groups of 16 rows of tiles, each column by column, so both operands stay in L2 ----
+
+// The blocks of 132 SMs work on 132 consecutive tiles. Along OC these are few rows of tiles, but the whole weight: 77 MB for
+// GPT-2's vocabulary, which L2 does not hold. In groups they are 16 rows of tiles and 8 or 9 columns, however large OC is.
+__device__ inline void matmul_forward_grouped_tile(const MatmulForwardArgs& f, int index, int rows, int columns,
+                                                   int height, int* n0, int* o0) {
+    int num_rows = ceil_div(f.N, rows), num_columns = ceil_div(f.OC, columns);
+    int first = index / (height * num_columns) * height, within = index % (height * num_columns);
+    height = min(height, num_rows - first);
+    *n0 = (first + within % height) * rows;
+    *o0 = within / height * columns;
+}
+
+struct MatmulForwardBlocks23 : MatmulForwardBlocks22 {
+    static __device__ void tile(const MatmulForwardArgs& f, int index, int* n0, int* o0) {
+        matmul_forward_grouped_tile(f, index, 128, 192, 16, n0, o0);
+    }
+};
+
+void matmul_forward23(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch22<MatmulForwardBlocks23>(f, stream, stages);
+}
+
+// ---- kernel 24: clusters of two blocks: each loads half of a weight tile, and TMA multicasts it to both ----
+
+// The blocks of a cluster compute two tiles, one below the other, so both need the same tile of the weight. A stage is empty
+// when the consumers of both blocks have read it: a lane arrives at the barrier of each.
+struct MatmulForwardBlocks24 {
+    static constexpr int CLUSTER = 2;
+    static __device__ void tile(const MatmulForwardArgs& f, int index, int* n0, int* o0) {
+        matmul_forward_grouped_tile(f, index, 256, 192, 8, n0, o0);
+        *n0 += 128 * cluster_rank();
+    }
+    static __device__ void load_weight(floatX* weight, const CUtensorMap& map, int k, int o0, uint64_t* full) {
+        int rank = cluster_rank();
+        tma_load_2d_multicast(weight + rank * 96 * 64, &map, k, o0 + rank * 96, full, 3);
+    }
+    static __device__ void release(uint64_t* empty) {
+        int lane = threadIdx.x % 32;
+        if (lane < 2) { mbarrier_arrive_cluster(empty, lane); }
+    }
+    static __device__ void sync() { cluster_sync(); }
+};
+
+void matmul_forward24(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
+    matmul_forward_launch22<MatmulForwardBlocks24>(f, stream, stages);
 }
 
 #endif
 
-// ---- kernel 19: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
+// ---- kernel 25: cuBLASLt for the product alone, in float; a second kernel is the epilogue ----
 // The generator takes its form for a residual, which rounds once, as decode_matvec does: so a text goes on the same alone and among
 // others.
 
-__global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float* product) {
+__global__ void matmul_forward_finish_kernel25(MatmulForwardArgs f, const float* product) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * x128::size;
     if (i >= (size_t)f.N * f.OC) { return; }
     float y[x128::size];
@@ -1233,20 +1416,20 @@ __global__ void matmul_forward_finish_kernel19(MatmulForwardArgs f, const float*
 }
 
 // product (N,OC) is scratch, in float: rounded to 16 bits it would lose accuracy where the bias cancels it
-void matmul_forward19(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
+void matmul_forward25(const MatmulForwardArgs& f, float* product, cudaStream_t stream, int block_size) {
     if (f.residual) {
         return matmul_forward_residual(f.out, product, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC,
                                        {stream, block_size});
     }
     matmul_forward_float(product, f.inp, f.weight, f.N, f.C, f.OC, stream);
     unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
-    matmul_forward_finish_kernel19<<<num_blocks, block_size, 0, stream>>>(f, product);
+    matmul_forward_finish_kernel25<<<num_blocks, block_size, 0, stream>>>(f, product);
     cudaCheck(cudaGetLastError());
 }
 
 #if !defined(ENABLE_FP32)
-// Kernel 21 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
-void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+// Kernel 27 with a given form of gemm.cuh (GEMM_PING_PONG_192, ...).
+void matmul_forward27(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, cudaStream_t stream, int form) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.tensor) { return gemm_form(g, GemmBias<GEMM_GELU | GEMM_SECOND>{bias}, false, stream, form); }
@@ -1256,7 +1439,7 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
 }
 #endif
 
-// kernels 0 to 19; in_float (N,OC) is for kernel 19
+// kernels 0 to 25; in_float (N,OC) is for kernel 25
 static void declare_ladder(Bench& b, const MatmulForwardArgs& f, const Buffer<float>& in_float) {
     cudaStream_t stream = b.stream;
     b.kernel(0, "cuBLASLt, first candidate", [=](int) { matmul_forward0(f, stream); }, {0});
@@ -1268,43 +1451,60 @@ static void declare_ladder(Bench& b, const MatmulForwardArgs& f, const Buffer<fl
     b.kernel(6, "128-bit accesses of device memory", [=](int) { matmul_forward6(f, stream); }, {0});
     b.kernel(7, "transposed tiles: no bank conflicts", [=](int) { matmul_forward7(f, stream); }, {0});
     b.kernel(8, "double buffer, next tile in registers", [=](int) { matmul_forward8(f, stream); }, {0});
+    b.kernel(9, "a tile of 64x32 per warp", [=](int) { matmul_forward9(f, stream); }, {0});
 #if !defined(ENABLE_FP32)
     b.kernel(
-        9, "mma.sync, 32-bit loads of fragments", [=](int) { matmul_forward9(f, stream); }, {0}, 80);
+        10, "mma.sync, 32-bit loads of fragments", [=](int) { matmul_forward10(f, stream); }, {0}, 80);
     b.kernel(
-        10, "ldmatrix, swizzled tiles", [=](int) { matmul_forward10(f, stream); }, {0}, 80);
+        11, "ldmatrix", [=](int) { matmul_forward11(f, stream); }, {0}, 80);
     b.kernel(
-        11, "ring of cp.async stages", [=](int stages) { matmul_forward11(f, stream, stages); }, {0, 2, 3, 5}, 80);
+        12, "swizzled instead of padded", [=](int) { matmul_forward12(f, stream); }, {0}, 80);
+    b.kernel(
+        13, "ring of cp.async stages", [=](int stages) { matmul_forward13(f, stream, stages); }, {0, 2, 3, 5}, 80);
     b.config("stages");
     b.kernel(
-        12, "wgmma on the ring of cp.async stages", [=](int stages) { matmul_forward12(f, stream, stages); },
+        14, "steps of 64 columns", [=](int stages) { matmul_forward14(f, stream, stages); }, {0, 2, 4}, 80);
+    b.config("stages");
+    b.kernel(
+        15, "wgmma on the ring of cp.async stages", [=](int stages) { matmul_forward15(f, stream, stages); },
         {0, 2, 4, 6}, -90);
     b.config("stages");
     b.kernel(
-        13, "TMA and mbarriers", [=](int stages) { matmul_forward13(f, stream, stages); }, {0, 2, 4, 6}, -90);
+        16, "TMA and mbarriers", [=](int stages) { matmul_forward16(f, stream, stages); }, {0, 2, 4, 6}, -90);
     b.config("stages");
     b.kernel(
-        14, "producer warp and two consumer warpgroups", [=](int stages) { matmul_forward14(f, stream, stages); },
+        17, "producer warp and two consumer warpgroups", [=](int stages) { matmul_forward17(f, stream, stages); },
         {0, 2, 4, 6}, -90);
     b.config("stages");
     b.kernel(
-        15, "persistent: the ring runs on from tile to tile", [=](int stages) { matmul_forward15(f, stream, stages); },
+        18, "persistent: the ring runs on from tile to tile", [=](int stages) { matmul_forward18(f, stream, stages); },
         {0, 3, 4, 7}, -90);
     b.config("stages");
     b.kernel(
-        16, "ping-pong: a tile per consumer (loses to 13)", [=](int stages) { matmul_forward16(f, stream, stages); },
+        19, "ping-pong: a tile per consumer (loses to 16)", [=](int stages) { matmul_forward19(f, stream, stages); },
         {0, 3, 4, 7}, -90);
     b.config("stages");
     b.kernel(
-        17, "results stored by stmatrix and TMA", [=](int stages) { matmul_forward17(f, stream, stages); }, {0, 3, 4},
+        20, "19 with results stored by stmatrix and in rows of 128 bytes",
+        [=](int stages) { matmul_forward20(f, stream, stages); }, {0, 3, 4}, -90);
+    b.config("stages");
+    b.kernel(
+        21, "results stored by TMA", [=](int stages) { matmul_forward21(f, stream, stages); }, {0, 3, 4}, -90);
+    b.config("stages");
+    b.kernel(
+        22, "128x192 tiles", [=](int stages) { matmul_forward22(f, stream, stages); }, {0, 2, 3}, -90);
+    b.config("stages");
+    b.kernel(
+        23, "order of tiles: in groups of 16 rows", [=](int stages) { matmul_forward23(f, stream, stages); }, {0, 3},
         -90);
     b.config("stages");
     b.kernel(
-        18, "128x192 tiles", [=](int stages) { matmul_forward18(f, stream, stages); }, {0, 2, 3}, -90);
+        24, "clusters of two, weight tiles by multicast", [=](int stages) { matmul_forward24(f, stream, stages); },
+        {0, 3}, -90);
     b.config("stages");
 #endif
-    b.kernel(19, "cuBLASLt for the product, epilogue in a second kernel",
-             [=](int bs) { matmul_forward19(f, in_float, stream, bs); }, {256, 512});
+    b.kernel(25, "cuBLASLt for the product, epilogue in a second kernel",
+             [=](int bs) { matmul_forward25(f, in_float, stream, bs); }, {256, 512});
 }
 
 static void declare_slope(Bench& b, const MatmulForwardArgs& f);
@@ -1353,23 +1553,23 @@ static void declare(Bench& b) {
     });
     b.cost((double)sizeof(floatX) * ((double)N * C + (double)OC * C + (1.0 + saves + has_residual) * (double)n),
            2.0 * N * C * OC);
-    Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 19
+    Buffer<float> in_float = b.scratch<float>("product", n); // for kernel 25
     MatmulForwardArgs f = {out, pre_gelu, inp, weight, bias, residual, N, C, OC};
     cudaStream_t stream = b.stream;
-    int choice = b.dry ? 20 : matmul_forward_choice(N, C, OC);
+    int choice = b.dry ? 26 : matmul_forward_choice(N, C, OC);
     if (has_slope) { return declare_slope(b, f); }
     if (kind != 5) { declare_ladder(b, f, in_float); }
     GeluSaved saved = kind == 5 ? GeluSaved::not_kept() : GeluSaved(pre_gelu);
-    b.kernel(20, "cuBLASLt, epilogue fused, algorithms timed",
-             [=](int) { matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, stream); }, {0});
+    b.kernel(26, "cuBLASLt, epilogue fused, algorithms timed",
+             [=](int) { matmul_forward26(out, saved, inp, weight, bias, residual, N, C, OC, stream); }, {0});
 #if !defined(ENABLE_FP32)
     std::vector<int> forms = {GEMM_PING_PONG_192, GEMM_PING_PONG_192_PAIRS, GEMM_COOPERATIVE_256,
                               GEMM_COOPERATIVE_256_PAIRS, GEMM_PING_PONG_128_PAIRS};
-    if (b.dry || choice == 21) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
+    if (b.dry || choice == 27) { forms.insert(forms.begin(), 0); } // 0: matmul_forward(), which chooses this kernel
     b.kernel(
-        21, "gemm.cuh",
+        27, "gemm.cuh",
         [=](int form) {
-            form ? matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, stream, form)
+            form ? matmul_forward27(out, saved, inp, weight, bias, residual, N, C, OC, stream, form)
                  : matmul_forward(out, saved, inp, weight, bias, residual, N, C, OC, stream);
         },
         forms, -90);
@@ -1383,9 +1583,9 @@ static void declare(Bench& b) {
 static void declare_slope(Bench& b, const MatmulForwardArgs& f) {
 #if !defined(ENABLE_FP32)
     auto save_slope = [=, stream = b.stream](int) {
-        matmul_forward21(f.out, {f.pre_gelu, true}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
+        matmul_forward27(f.out, {f.pre_gelu, true}, f.inp, f.weight, f.bias, NULL, f.N, f.C, f.OC, stream);
     };
-    b.kernel(22, "21 that saves GELU's slope instead of its argument", save_slope, {0}, -90);
+    b.kernel(28, "27 that saves GELU's slope instead of its argument", save_slope, {0}, -90);
 #endif
     (void)b, (void)f;
 }

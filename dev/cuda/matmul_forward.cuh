@@ -3,7 +3,7 @@ matmul_forward: out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + resi
 matmul_forward_float: out (N,OC) float = inp weight^T
 matmul_forward_residual: out = inp weight^T + bias + residual, rounded once; product (N,OC) float is scratch
 Constraint: C % 8 == 0, OC % 8 == 0; not both GELU and a residual; GELU needs a bias.
-Kernels 19 (cuBLASLt, then the residual), 20 (cuBLASLt) and 21 (gemm) of matmul_forward.cu, which has the other kernels, errors and
+Kernels 25 (cuBLASLt, then the residual), 26 (cuBLASLt) and 27 (gemm) of matmul_forward.cu, which has the other kernels, errors and
 sources.
 */
 #pragma once
@@ -19,7 +19,7 @@ sources.
 #include "gemm_adamw.cuh"
 
 // ==== promoted: matmul_forward ====
-// ---- products in float, which kernel 19 uses, too: cuBLASLt without an epilogue ----
+// ---- products in float, which kernel 25 uses, too: cuBLASLt without an epilogue ----
 
 // out (N,OC) float = inp (N,C) weight (OC,C)^T, by cuBLASLt: for logits, which are not rounded to 16 bits
 void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, int N, int C, int OC,
@@ -34,7 +34,7 @@ void matmul_forward_float(float* out, const floatX* inp, const floatX* weight, i
 }
 
 // out (N,OC) = product (N,OC) + bias (OC) + residual (N,OC). A thread per vector.
-__global__ void matmul_forward_add_kernel19(floatX* out, const float* product, const floatX* bias,
+__global__ void matmul_forward_add_kernel25(floatX* out, const float* product, const floatX* bias,
                                             const floatX* residual, int N, int OC) {
     grid_launch_dependents();
     grid_wait_dependency();
@@ -59,14 +59,14 @@ void matmul_forward_residual(floatX* out, float* product, const floatX* inp, con
     matmul_forward_float(product, inp, weight, N, C, OC, exec);
     unsigned num_blocks = (unsigned)ceil_div((size_t)N * OC, (size_t)block_size * x128::size);
     Op op(exec, (double)N * OC * (sizeof(float) + 2 * sizeof(floatX)), 0, "add_residual %d", OC);
-    launch_early(matmul_forward_add_kernel19, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
+    launch_early(matmul_forward_add_kernel25, num_blocks, block_size, 0, exec, out, (const float*)product, bias,
                  residual, N, OC);
 }
 
-// ---- kernel 20: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
+// ---- kernel 26: cuBLASLt, everything in the epilogue, algorithms timed once per shape ----
 
 // Arguments as for matmul_forward.
-void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward26(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, const Execution& exec) {
     require(!saved.is_slope);
     MatmulCall call;
@@ -87,10 +87,9 @@ void matmul_forward20(floatX* out, GeluSaved saved, const floatX* inp, const flo
     require(cublaslt_matmul(call, exec));
     if (saved.has_gelu()) { gelu_forward(out, sum, (size_t)N * OC, exec); }
 }
-// ---- kernel 21: gemm.cuh: kernel 18 in clusters of two blocks, each of which loads half of a weight tile ----
-// Also, the bias is loaded while the products run, a warp has four boxes, and tiles are visited in an order that keeps more
-// of both operands in L2. The form is a type, so that other ops can have kernels of their own.
-// matmul_forward() uses it where it is faster than kernel 20. gemm_sm90_kernel9 has its name from a shorter ladder.
+// ---- kernel 27: gemm.cuh: kernel 24 with the bias loaded while the products run, and four boxes per warp ----
+// The form is a type, so that other ops can have kernels of their own. matmul_forward() uses it where it is faster than
+// kernel 26. gemm_sm90_kernel9 has its name from a shorter ladder.
 
 #if !defined(ENABLE_FP32)
 // Runs gemm, and in its idle warps the deferred update, if exec has one.
@@ -98,7 +97,7 @@ template <class Epilogue> void matmul_forward_gemm(const GemmArgs& g, const Epil
     if (exec.update && exec.update->is_pending()) { return gemm(g, epilogue, exec, DeferredUpdateWork{*exec.update}); }
     gemm(g, epilogue, exec);
 }
-void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
+void matmul_forward27(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                       const floatX* residual, int N, int C, int OC, const Execution& exec) {
     GemmArgs g = {out, saved.tensor, inp, weight, residual, N, OC, C};
     if (saved.is_slope) { return matmul_forward_gemm(g, GemmBias<GEMM_GELU | GEMM_SECOND | GEMM_SLOPE>{bias}, exec); }
@@ -110,21 +109,21 @@ void matmul_forward21(floatX* out, GeluSaved saved, const floatX* inp, const flo
 }
 #endif
 
-// The number of the kernel to use for this device, binary and shape. Kernel 21 hides the epilogue of a tile behind the
+// The number of the kernel to use for this device, binary and shape. Kernel 27 hides the epilogue of a tile behind the
 // products of the next tile. This pays where C, the length of the sums, is not large, and where each block has two
 // tiles or more.
 inline int matmul_forward_choice(int N, int C, int OC) {
 #if defined(ENABLE_FP32)
     (void)N, (void)C, (void)OC;
-    return 20;
+    return 26;
 #else
     bool many = ceil_div((size_t)N, (size_t)128) * ceil_div(OC, 192) >= 2 * (size_t)num_multiprocessors();
-    return C <= 2048 && many && has_sm90a() ? 21 : 20;
+    return C <= 2048 && many && has_sm90a() ? 27 : 26;
 #endif
 }
 
 // out (N,OC) = gelu?(inp (N,C) weight (OC,C)^T + bias (OC)) + residual (N,OC), with GELU if saved.has_gelu(). saved.tensor (N,OC),
-// which may be NULL, receives GELU's argument, or its slope, which needs kernel 21. bias and residual may be NULL. residual
+// which may be NULL, receives GELU's argument, or its slope, which needs kernel 27. bias and residual may be NULL. residual
 // may be the same memory as out.
 void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const floatX* weight, const floatX* bias,
                     const floatX* residual, int N, int C, int OC, const Execution& exec) {
@@ -136,10 +135,10 @@ void matmul_forward(floatX* out, GeluSaved saved, const floatX* inp, const float
     require(C % 8 == 0 && OC % 8 == 0);
     require(!saved.has_gelu() || (bias && !residual));
 #if !defined(ENABLE_FP32)
-    if (matmul_forward_choice(N, C, OC) == 21) {
-        return matmul_forward21(out, saved, inp, weight, bias, residual, N, C, OC, exec);
+    if (matmul_forward_choice(N, C, OC) == 27) {
+        return matmul_forward27(out, saved, inp, weight, bias, residual, N, C, OC, exec);
     }
 #endif
-    matmul_forward20(out, saved, inp, weight, bias, residual, N, C, OC, exec);
+    matmul_forward26(out, saved, inp, weight, bias, residual, N, C, OC, exec);
 }
 // ==== end promoted: matmul_forward ====

@@ -72,11 +72,11 @@ template <class A> void matmul_fp8_0(const MatmulFp8Args<A>& p, Execution exec) 
 template <class A> __global__ void matmul_fp8_kernel1(MatmulFp8Args<A> p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)p.M * p.N) { return; }
-    const A* a = p.a + i / p.N * p.K;
-    const __nv_fp8_e4m3* b = p.b + i % p.N * p.K;
+    const A* a = p.a.values + i / p.N * p.K;
+    const __nv_fp8_e4m3* b = p.b.values + i % p.N * p.K;
     float sum = 0.0f;
     for (int k = 0; k < p.K; k++) { sum += (float)a[k] * (float)b[k]; }
-    sum = sum * (*p.a_scale * *p.b_scale) + (p.bias ? (float)p.bias[i % p.N] : 0.0f);
+    sum = sum * (*p.a.inverse * *p.b.inverse) + (p.bias ? (float)p.bias[i % p.N] : 0.0f);
     if (p.out) {
         p.out[i] = (floatX)sum;
     } else {
@@ -156,7 +156,9 @@ template <class G> __device__ inline void matmul_fp8_multiply_split(float (&sum)
         smem.ring.wait(i);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) { G::wgmma(part, a + 2 * k, G::weight_descriptor(stage.weight, k), k > 0); }
+        for (int k = 0; k < 4; k++) {
+            G::wgmma(part, a + 2 * k, GemmWeight<G>::descriptor(stage.weight) + 2 * k, k > 0);
+        }
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_hold(part);
@@ -172,16 +174,11 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
                             int K, int num_tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(256) unsigned char gemm_dynamic[];
-    GemmSMem<G>& smem = gemm_smem<G>(gemm_dynamic);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // the shuffle makes it warp-uniform to the compiler
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(gemm_dynamic);
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, rank = G::rank(), num_steps = ceil_div(K, 64), i = 0;
     int first = blockIdx.x / G::CLUSTER, stride = gridDim.x / G::CLUSTER;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, first, stride, num_tiles, rank);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, number = 0, first_row = gemm_is_ping_pong<G> ? 0 : (warpgroup - 1) * 64;
     if (gemm_is_ping_pong<G>) {
         first += (warpgroup - 1) * stride;
@@ -198,12 +195,10 @@ template <class G, bool split> __global__ void __launch_bounds__(384, 1)
         gemm_prepare(columns, epilogue, smem, maps.third, GemmTile{row, tile.column}, N, box);
         if constexpr (split) {
             matmul_fp8_multiply_split<G>(sum, smem, first_row, num_steps, i);
-        } else if constexpr (gemm_is_ping_pong<G>) {
-            gemm_multiply<G>(sum, smem, num_steps, number, i);
-            i += num_steps;
         } else {
-            gemm_multiply_cooperative<G>(sum, smem, first_row, num_steps, i);
+            gemm_multiply<G>(sum, smem, num_steps, number, i);
         }
+        if (gemm_is_ping_pong<G>) { i += num_steps; }
         if (to) {
             matmul_fp8_add<G>(sum, epilogue.scale, to, row, tile.column, M, N);
         } else {
@@ -220,12 +215,11 @@ template <class G, bool split, class A> static void matmul_fp8_launch4(const Mat
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     require(p.K % 16 == 0 && p.N % 8 == 0 && (p.out || p.accumulate));
     // gemm.cuh addresses two fp8 elements as one floatX
-    GemmArgs g = {p.out, NULL, (const floatX*)p.a, (const floatX*)p.b, NULL, p.M, p.N, p.K / 2};
-    GemmScaledBias<0> epilogue = {p.a_scale, p.b_scale, p.bias, NULL, NULL, 0, 0, 0, 0};
-    int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K),
-        num_clusters = min(num_tiles, num_multiprocessors() / G::CLUSTER);
-    gemm_start(matmul_fp8_sm90_kernel4<Tiles, split>, num_clusters * G::CLUSTER, G::CLUSTER, GemmSMem<Tiles>::bytes(),
-               true, stream, gemm_maps<Tiles>(g), epilogue, p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);
+    GemmArgs g = {p.out, NULL, (const floatX*)p.a.values, (const floatX*)p.b.values, NULL, p.M, p.N, p.K / 2};
+    GemmScaledBias<0> epilogue = {{p.bias}, p.a.inverse, p.b.inverse, NULL, NULL, 0, 0, 0, 0};
+    int num_tiles = gemm_num_tiles<Tiles>(g.M, g.N, g.K);
+    gemm_start<Tiles>(matmul_fp8_sm90_kernel4<Tiles, split>, num_tiles, true, stream, gemm_maps<Tiles>(g), epilogue,
+                      p.out ? (float*)NULL : p.sum, g.M, g.N, g.K, num_tiles);
 }
 
 enum { MATMUL_FP8_PING_PONG_192 = 1, MATMUL_FP8_COOPERATIVE_256 };
@@ -350,6 +344,9 @@ template <class A> struct MatmulFp8Inputs {
     int M, N, K;
     std::vector<size_t> rows; // of out, that are compared
 
+    MatmulFp8Args<A> args(floatX* out, float* sum, bool accumulate) const {
+        return {out, sum, accumulate, {a, a_scale}, {b, b_scale}, bias, M, N, K};
+    }
     // The product of these rows, plus the bias.
     std::vector<float> product() const {
         std::vector<float> x = rows_of(a.host, rows, K), y(rows.size() * N);
@@ -406,7 +403,7 @@ template <class A> static void declare_as(Bench& b, int kind, int which, bool is
     });
     double bytes = is_dw ? 2.0 * sizeof(float) : sizeof(floatX);
     b.cost((double)M * K + (double)N * K + bytes * M * N, 2.0 * M * N * K);
-    declare_kernels(b, MatmulFp8Args<A>{out, sum, true, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K}, which);
+    declare_kernels(b, x.args(out, sum, true), which);
 #if !defined(ENABLE_FP32)
     if (is_forward || Fp8<A>::IS_E5M2) { b.promoted(is_forward ? 2 : 3); }
 #endif
@@ -461,7 +458,7 @@ template <class A> static void declare_quantized(Bench& b, int kind, int which) 
     });
     b.cost((double)M * K + (double)N * K + (2.0 + (kind == MATMUL_FP8_GELU ? 0 : sizeof(floatX))) * n, 2.0 * M * N * K);
 #if !defined(ENABLE_FP32)
-    MatmulFp8Args<A> p = {NULL, NULL, false, x.a, x.b, x.a_scale, x.b_scale, x.bias, M, N, K};
+    MatmulFp8Args<A> p = x.args(NULL, NULL, false);
     Fp8Tensor<A> to = {rows, columns, false, scale, amax};
     cudaStream_t stream = b.stream;
     auto variant = [&](int number, const char* what, std::function<void(int)> launch) {

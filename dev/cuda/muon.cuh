@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(256) muon_momentum_kernel1(float* m, float* pa
     if (threadIdx.x == 0) { parts[blockIdx.y * MUON_PARTS + blockIdx.x] = sum; }
 }
 
-// Calls use(row, column, i) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
+// Calls use(row, column) for the thread's elements of the block's tile, if they are inside; a warp has neighbouring
 // columns.
 template <class Use> __device__ inline void muon_for_tile(int row0, int column0, int rows, int cols, Use use) {
     int column = threadIdx.x % MUON_TILE;

@@ -16,7 +16,7 @@
    whole GPU: at C = 768 it has 36 tiles of 128x128, for 132 SMs. So all kernels take many matrices in one launch.
      1  three products as loops                   the operands come from the caches
      2  64x64 tiles in shared memory              a value is loaded once for 64 results; for fp32 and old GPUs
-     3  tensor cores, a ring of stages            as kernel 11 of matmul_forward
+     3  tensor cores, a ring of stages            as kernel 13 of matmul_forward
      4  half of gram and of poly                  tiles on and above the diagonal, stored twice
      5  wgmma, TMA, ping-pong                     as gemm.cuh, with matrices as the third dimension of tensor maps
    At (768,768), kernels 4 and 5 compute 21 of 36 tiles of gram and poly, in all 72% of the products of kernel 3.

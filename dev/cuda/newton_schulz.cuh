@@ -215,13 +215,10 @@ __device__ inline void newton_schulz_store(float (&sum)[4][16], floatX (*transpo
 //     of a symmetric product    -   1,1  1,2          tile 0,1 also as tile 1,0. The tile is transposed in
 //                               -    -   2,2          shared memory, so that both stores are of whole vectors.
 
-// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c: its first one is number
-// c (c + 1) / 2.
+// The row and column of tile `index` of a symmetric product. Column c has tiles 0 to c.
 __device__ inline void newton_schulz_upper_tile(int index, int& row, int& column) {
-    column = (int)((sqrtf(8.0f * index + 1.0f) - 1.0f) * 0.5f);
-    while (column * (column + 1) / 2 > index) { column--; } // sqrtf is not exact
-    while ((column + 1) * (column + 2) / 2 <= index) { column++; }
-    row = index - column * (column + 1) / 2;
+    for (column = 0; index > column; column++) { index -= column + 1; }
+    row = index;
 }
 
 template <bool right_by_k, int ring> __global__ void __launch_bounds__(256, 2)
@@ -285,34 +282,19 @@ template <class G> __host__ __device__ inline int newton_schulz_tiles_per_matrix
     return G::IS_KN ? num_rows * ceil_div(N, G::COLUMNS) : num_rows * (num_rows + 1) / 2;
 }
 
-// Adds to a form what both forms share: blocks form no cluster, and tiles belong to many matrices.
+// Adds to a form that tiles belong to many matrices, which follow one another.
 template <class Form> struct NewtonSchulzTiles : Form {
-    static constexpr int CLUSTER = 1;
-    static __device__ int rank() { return 0; }
-    static __device__ void sync() { __syncthreads(); }
-    static __device__ void end() {}
-    static __device__ void release(uint64_t* empty) {
-        if (threadIdx.x % 32 == 0) { mbarrier_arrive(empty); }
-    }
-    // Tile number `index` of all matrices, which follow one another.
     template <class G> static __device__ NewtonSchulzTile tile(int index, int M, int N, int) {
         int num_tiles = newton_schulz_tiles_per_matrix<G>(M, N), num_columns = ceil_div(N, G::COLUMNS);
         int matrix = index / num_tiles, row = index % num_tiles / num_columns, column = index % num_tiles % num_columns;
         if (!G::IS_KN) { newton_schulz_upper_tile(index % num_tiles, row, column); }
         return {{row * G::ROWS, column * G::COLUMNS}, matrix};
     }
-    template <int columns> static __device__ void load_weight(floatX* right, const CUtensorMap& map, int k,
-                                                              const NewtonSchulzTile& tile, int, uint64_t* full) {
-        if (!Form::IS_KN) { tile.load(right, map, k, tile.column, full); }
-        for (int box = 0; Form::IS_KN && box < columns / 64; box++) {
-            tile.load(right + box * 64 * 64, map, tile.column + 64 * box, k, full);
-        }
-    }
 };
 // poly x: 192 divides 768 and 3072.
-typedef NewtonSchulzTiles<GemmPingPong192PairsKN> NewtonSchulzTiles192;
+typedef NewtonSchulzTiles<GemmPingPong192<GemmSingle, true>> NewtonSchulzTiles192;
 // Symmetric products have square tiles, so that a tile is on one side of the diagonal, or on it.
-struct NewtonSchulzForm128 : GemmWeightNK {
+struct NewtonSchulzForm128 : GemmSingle {
     static constexpr int ROWS = 128, COLUMNS = 128, PARTS = 2, READERS = 4, RING = 5, BOXES = 4;
     static __device__ void wgmma(float (&sum)[64], uint64_t left, uint64_t right, bool accumulate) {
         wgmma_64x128x16(sum, left, right, accumulate, floatX());
@@ -322,12 +304,11 @@ typedef NewtonSchulzTiles<NewtonSchulzForm128> NewtonSchulzTiles128;
 
 // out = scale * sum + add_scale * third; of a symmetric product, a tile above the diagonal is also stored transposed.
 template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS> {
-    static constexpr int EXTRAS = GEMM_SCALED_ADD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
+    static constexpr int EXTRAS = GEMM_THIRD | GEMM_NO_BIAS | (is_symmetric ? GEMM_MIRRORED : 0);
     float scale, add_scale;
-    __device__ bool reads_third() const {
-        return !is_symmetric || add_scale != 0.0f;
-    } // poly x always has a term to add
-    __device__ float add(float y, float third) const { return scale * y + add_scale * third; }
+    // poly x always has a term to add
+    __device__ bool reads_third() const { return !is_symmetric || add_scale != 0.0f; }
+    __device__ float combined(float y, float third) const { return scale * y + add_scale * third; }
 
     // Stores a 128x128 tile transposed. results: the warp's boxes n = 2 m + q of 16x64 results, rows 64 m + 16 warp, columns
     // 64 q, as fragments. The consumer's memory is now one box of 64x64 per warp, number 2 q + m:
@@ -338,9 +319,8 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
                                    const CUtensorMap& map, const NewtonSchulzTile& tile) const {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, consumer = warp / 4, row = tile.row - warp % 4 * 16;
         if (row >= tile.column) { return; }
-        auto barrier = [&] { consumer == 0 ? named_barrier_sync(1, 128) : named_barrier_sync(2, 128); };
         if (lane == 0) { tma_store_wait<0>(); } // TMA has read this warp's boxes
-        barrier();
+        gemm_consumer_sync();
         // this lane's 16 bytes for stmatrix: row lane % 8 of matrix lane / 8, which are rows 0..7 and 8..15 of columns 0..7,
         // then of columns 8..15; swizzled
         uint32_t lane_at = (lane / 16 * 8 + lane % 8) * 128 + ((2 * (warp % 4) + lane / 8 % 2) ^ lane % 8) * 16;
@@ -351,7 +331,7 @@ template <bool is_symmetric> struct NewtonSchulzEpilogue : GemmBias<GEMM_NO_BIAS
             for (int p = 0; p < 4; p++) { stmatrix_x4_trans(at + p * 16 * 128, &results[n][4 * p]); }
         }
         tma_store_fence();
-        barrier();
+        gemm_consumer_sync();
         if (lane == 0) { // the box in this warp's memory
             tile.store(map, smem.boxes[warp], row + warp % 2 * 64, tile.column + warp % 4 / 2 * 64);
             tma_store_commit();
@@ -370,8 +350,8 @@ template <class G> void newton_schulz_product5(const NewtonSchulzProduct& p, con
     NewtonSchulzEpilogue<!G::IS_KN> epilogue = {{NULL}, p.scale, p.add_scale};
     size_t num_tiles = (size_t)p.num * newton_schulz_tiles_per_matrix<G>(p.M, p.N);
     require(num_tiles * ceil_div(p.K, 64) <= INT_MAX / 2); // steps are counted in an int
-    gemm_start(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, min((int)num_tiles, exec.free_sms()), 1,
-               GemmSMem<G>::bytes(), true, exec, maps, epilogue, p.M, p.N, p.K, (int)num_tiles);
+    gemm_start<G>(gemm_sm90_kernel9<G, NewtonSchulzEpilogue<!G::IS_KN>>, (int)num_tiles, true, exec, maps, epilogue,
+                  p.M, p.N, p.K, (int)num_tiles, GemmNoIdleWork());
 }
 
 void newton_schulz5(floatX* out, floatX* scratch, const floatX* inp, int num, int n, int k, const Execution& exec) {

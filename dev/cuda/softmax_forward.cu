@@ -14,10 +14,12 @@
      5  128-bit vectors
      6  second pass reads backwards
      7  one read: row in shared memory
-     8  one read: a cluster of blocks, registers (slower than 7)
+     8  row copied by cp.async, in two halves
+     9  row in registers
+    10  a cluster of blocks per row (slower than 8)
 
    nvcc -O3 --use_fast_math softmax_forward.cu -o softmax_forward      (or: make softmax_forward)
-   ./softmax_forward 7      check kernel 7 against the CPU and sweep its block sizes
+   ./softmax_forward 8      check kernel 8 against the CPU and sweep its block sizes
    ./softmax_forward        every kernel, side by side                                         */
 #include <cooperative_groups.h>
 
@@ -202,14 +204,52 @@ void softmax_forward6(floatX* out, const floatX* inp, int N, int V, int Vp, cuda
 
 // ---- kernel 7: the row is read once and kept in shared memory; two rows fit on an SM ----
 
-// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats for the reductions.
+// Dynamic shared memory: the row's V / x128::size vectors, then 32 floats for the reductions. Each thread reads only what it
+// stored itself, so no barrier is needed.
 __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, const floatX* inp, int V, int Vp) {
     extern __shared__ __align__(128) int4 softmax_row[];
     out += (size_t)blockIdx.x * Vp, inp += (size_t)blockIdx.x * Vp;
     int num_vectors = V / x128::size;
     float* shared = reinterpret_cast<float*>(softmax_row + num_vectors);
-    // The row is copied in two halves, and the first half is summed while the second is in flight. Each thread reads
-    // only what it copied itself, so no barrier is needed.
+    SoftmaxSums s = softmax_tail_begin(inp, V);
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        x128 x = load128(inp + i * x128::size);
+        softmax_row[i] = vec128_bits(x);
+        softmax_add_vector(s, x);
+    }
+    s = softmax_reduce(s, shared);
+    float inverse = 1.0f / s.sum;
+    for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {
+        store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(softmax_row[i]), s.max, inverse));
+    }
+    softmax_tail_write(out, inp, s.max, inverse, V, Vp);
+}
+
+int softmax_forward_row_bytes(int V) { return V / x128::size * (int)sizeof(x128) + 32 * (int)sizeof(float); }
+
+// launches kernel 7 or 8
+void softmax_forward_launch7(void (*kernel)(floatX*, const floatX*, int, int), floatX* out, const floatX* inp, int N,
+                             int V, int Vp, cudaStream_t stream, int block_size) {
+    require(Vp % 8 == 0);
+    int shared = softmax_forward_row_bytes(V);
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared)); // otherwise only one row fits on an SM
+    kernel<<<N, block_size, shared, stream>>>(out, inp, V, Vp);
+    cudaCheck(cudaGetLastError());
+}
+
+void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int block_size) {
+    softmax_forward_launch7(softmax_forward_kernel7, out, inp, N, V, Vp, stream, block_size);
+}
+
+// ---- kernel 8: the row is copied by cp.async, in two halves: the first is summed while the second is in flight ----
+
+__global__ void __launch_bounds__(1024) softmax_forward_kernel8(floatX* out, const floatX* inp, int V, int Vp) {
+    extern __shared__ __align__(128) int4 softmax_row[];
+    out += (size_t)blockIdx.x * Vp, inp += (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size;
+    float* shared = reinterpret_cast<float*>(softmax_row + num_vectors);
     int half_row = ceil_div(num_vectors, 2 * (int)blockDim.x) * (int)blockDim.x;
     for (int i = threadIdx.x; i < min(half_row, num_vectors); i += blockDim.x) {
         cp_async_16(&softmax_row[i], inp + i * x128::size);
@@ -236,25 +276,55 @@ __global__ void __launch_bounds__(1024) softmax_forward_kernel7(floatX* out, con
     softmax_tail_write(out, inp, s.max, inverse, V, Vp);
 }
 
-int softmax_forward7_shared(int V) { return V / x128::size * (int)sizeof(x128) + 32 * (int)sizeof(float); }
+void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int block_size) {
+    softmax_forward_launch7(softmax_forward_kernel8, out, inp, N, V, Vp, stream, block_size);
+}
 
-void softmax_forward7(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int block_size) {
-    require(Vp % 8 == 0);
-    int shared = softmax_forward7_shared(V);
-    cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    cudaCheck(cudaFuncSetAttribute(softmax_forward_kernel7, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared)); // otherwise only one row fits on an SM
-    softmax_forward_kernel7<<<N, block_size, shared, stream>>>(out, inp, V, Vp);
+// ---- kernel 9: the row is kept in registers, not in shared memory ----
+
+// Vectors per thread with which a block of 512 threads holds a row of GPT-2's vocabulary in 16 bits. They take 52 registers and
+// leave too few for a second block on the SM. In 32 bits such a row would need 25 vectors, which spill.
+constexpr int KERNEL9_VECTORS = 13;
+
+__global__ void __launch_bounds__(512) softmax_forward_kernel9(floatX* out, const floatX* inp, int V, int Vp) {
+    __shared__ float shared[32];
+    out += (size_t)blockIdx.x * Vp, inp += (size_t)blockIdx.x * Vp;
+    int num_vectors = V / x128::size;
+    int4 x[KERNEL9_VECTORS];
+#pragma unroll
+    for (int j = 0; j < KERNEL9_VECTORS; j++) {
+        int i = threadIdx.x + j * blockDim.x;
+        if (i < num_vectors) { x[j] = vec128_bits(load128(inp + i * x128::size)); }
+    }
+    SoftmaxSums s = softmax_tail_begin(inp, V);
+#pragma unroll
+    for (int j = 0; j < KERNEL9_VECTORS; j++) {
+        if (threadIdx.x + j * blockDim.x < num_vectors) { softmax_add_vector(s, vec128_from_bits<floatX>(x[j])); }
+    }
+    s = softmax_reduce(s, shared);
+    float inverse = 1.0f / s.sum;
+#pragma unroll
+    for (int j = 0; j < KERNEL9_VECTORS; j++) {
+        int i = threadIdx.x + j * blockDim.x;
+        if (i >= num_vectors) { continue; }
+        store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(x[j]), s.max, inverse));
+    }
+    softmax_tail_write(out, inp, s.max, inverse, V, Vp);
+}
+
+void softmax_forward9(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int block_size) {
+    require(Vp % 8 == 0 && V / x128::size <= KERNEL9_VECTORS * block_size);
+    softmax_forward_kernel9<<<N, block_size, 0, stream>>>(out, inp, V, Vp);
     cudaCheck(cudaGetLastError());
 }
 
-// ---- kernel 8: a cluster of blocks per row, each with its part of the row in registers ----
+// ---- kernel 10: a cluster of blocks per row, each with a part of the row, so that blocks of several rows fit on an SM ----
 // The blocks exchange their maxima and sums through distributed shared memory.
 
 // Vectors per thread with which 4 blocks of 512 threads hold a row of GPT-2's vocabulary: 4 in 16 bits, 7 in 32 bits.
-constexpr int KERNEL8_VECTORS = sizeof(floatX) == 4 ? 7 : 4;
+constexpr int KERNEL10_VECTORS = sizeof(floatX) == 4 ? 7 : 4;
 
-__global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out, const floatX* inp, int V, int Vp) {
+__global__ void __launch_bounds__(512) softmax_forward_sm90_kernel10(floatX* out, const floatX* inp, int V, int Vp) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ float shared[32];
     __shared__ SoftmaxSums block_sums;
@@ -263,16 +333,16 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
     size_t row = blockIdx.x / num_blocks;
     out += row * Vp, inp += row * Vp;
     int num_vectors = V / x128::size, stride = num_blocks * blockDim.x, first = rank * blockDim.x + threadIdx.x;
-    int4 x[KERNEL8_VECTORS];
+    int4 x[KERNEL10_VECTORS];
 #pragma unroll
-    for (int j = 0; j < KERNEL8_VECTORS; j++) {
+    for (int j = 0; j < KERNEL10_VECTORS; j++) {
         int i = first + j * stride;
         if (i < num_vectors) { x[j] = vec128_bits(load128(inp + i * x128::size)); }
     }
     SoftmaxSums s = {-INFINITY, 0.0f};
     if (rank == 0) { s = softmax_tail_begin(inp, V); }
 #pragma unroll
-    for (int j = 0; j < KERNEL8_VECTORS; j++) {
+    for (int j = 0; j < KERNEL10_VECTORS; j++) {
         if (first + j * stride < num_vectors) { softmax_add_vector(s, vec128_from_bits<floatX>(x[j])); }
     }
     s = softmax_reduce(s, shared);
@@ -287,7 +357,7 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
     }
     float inverse = 1.0f / sum;
 #pragma unroll
-    for (int j = 0; j < KERNEL8_VECTORS; j++) {
+    for (int j = 0; j < KERNEL10_VECTORS; j++) {
         int i = first + j * stride;
         if (i >= num_vectors) { continue; }
         store128(out + i * x128::size, softmax_probs(vec128_from_bits<floatX>(x[j]), max, inverse));
@@ -298,11 +368,11 @@ __global__ void __launch_bounds__(512) softmax_forward_sm90_kernel8(floatX* out,
 }
 
 // cluster: blocks per cluster, 4 of 512 threads or 8 of 256
-void softmax_forward8(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int cluster) {
+void softmax_forward10(floatX* out, const floatX* inp, int N, int V, int Vp, cudaStream_t stream, int cluster) {
     int block_size = 2048 / cluster;
     require(Vp % 8 == 0 && (cluster == 4 || cluster == 8));
-    require(V / x128::size <= KERNEL8_VECTORS * cluster * block_size);
-    launch_kernel(softmax_forward_sm90_kernel8, LaunchShape(N * cluster, block_size, 0, cluster), stream, out, inp, V,
+    require(V / x128::size <= KERNEL10_VECTORS * cluster * block_size);
+    launch_kernel(softmax_forward_sm90_kernel10, LaunchShape(N * cluster, block_size, 0, cluster), stream, out, inp, V,
                   Vp);
 }
 
@@ -353,12 +423,17 @@ static void declare(Bench& b) {
     kernel(4, "online softmax: two passes instead of three", softmax_forward4, sizes);
     kernel(5, "128-bit vectors", softmax_forward5, sizes);
     kernel(6, "second pass reads backwards", softmax_forward6, sizes);
-    if (b.dry || can_run((const void*)softmax_forward_kernel7, 80, softmax_forward7_shared(V))) {
+    int row_bytes = softmax_forward_row_bytes(V);
+    if (b.dry || can_run((const void*)softmax_forward_kernel7, 75, row_bytes)) {
         kernel(7, "one read: row in shared memory", softmax_forward7, sizes);
     }
-    bool fits8 = V / x128::size <= KERNEL8_VECTORS * 4 * 512;
-    if (fits8 && (b.dry || can_run((const void*)softmax_forward_sm90_kernel8, 90, 0))) {
-        kernel(8, "one read: a cluster of blocks, registers", softmax_forward8, {4, 8});
+    if (b.dry || can_run((const void*)softmax_forward_kernel8, 80, row_bytes)) {
+        kernel(8, "row copied by cp.async, in two halves", softmax_forward8, sizes);
+    }
+    if (V / x128::size <= KERNEL9_VECTORS * 512) { kernel(9, "row in registers", softmax_forward9, {512}); }
+    bool fits10 = V / x128::size <= KERNEL10_VECTORS * 4 * 512;
+    if (fits10 && (b.dry || can_run((const void*)softmax_forward_sm90_kernel10, 90, 0))) {
+        kernel(10, "a cluster of blocks per row", softmax_forward10, {4, 8});
         b.config("blocks per cluster");
     }
 }

@@ -936,7 +936,7 @@ void transformer_block_forward11(const TransformerBlock& f, const TransformerBlo
 // For each row of each of its tiles, the projection stores partial statistics, called a part: the mean, and the sum of
 // squared differences from this mean. The epilogue of the fc product combines the parts of a row.
 
-typedef GemmPingPong192 TransformerBlockTiles12;
+typedef GemmPingPong192<GemmSingle> TransformerBlockTiles12;
 
 // GemmLayernorm that computes mean and rstd of a row from its parts (M, tiles per row). C: length of the rows.
 template <int extras> struct TransformerBlockPartsNorm : GemmLayernorm<extras> {
@@ -1041,15 +1041,10 @@ __global__ void __launch_bounds__(384, 1)
     typedef TransformerBlockTiles12 G;
     static_assert(gemm_is_ping_pong<G> && G::CLUSTER == 1, "as the loops below are");
     extern __shared__ __align__(256) unsigned char transformer_block_shared12[];
-    GemmSMem<G>& smem = gemm_smem<G>(transformer_block_shared12);
-    gemm_init(smem);
-    int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); // tells the compiler that it is warp-uniform
+    auto& smem = shared_aligned_1024<GemmSMem<G>>(transformer_block_shared12);
+    int warp = gemm_begin(smem, maps, M, N, K, num_tiles);
+    if (warp < 4) { return; }
     int warpgroup = warp / 4, num_steps = ceil_div(K, 64), i = 0;
-    if (warpgroup == 0) {
-        gemm_produce(smem, maps, M, N, num_steps, blockIdx.x, gridDim.x, num_tiles, 0);
-        return;
-    }
-    warpgroup_more_registers<240>();
     int box = 0, number = 0;
     i = (warpgroup - 1) * num_steps;
 #pragma unroll 1
@@ -1078,11 +1073,9 @@ void transformer_block_forward12(const TransformerBlock& f, const TransformerBlo
     maps.weight = tensor_map(f.w.proj_weight, {C, C}, {64, G::COLUMNS});
     maps.out = maps.second = gemm_box_map(f.residual, N, C);
     maps.third = gemm_box_map(f.inp, N, C);
-    size_t num_tiles = ceil_div((size_t)N, (size_t)G::ROWS) * ceil_div(C, (int)G::COLUMNS);
-    require(C % 8 == 0 && num_tiles * ceil_div(C, 64) <= INT_MAX / 2);
-    gemm_start(transformer_block_sm90_kernel12, std::min((int)num_tiles, num_multiprocessors()), 1,
-               GemmSMem<G>::bytes(), true, stream, maps, GemmBias<GEMM_ADD>{f.w.proj_bias}, parts, N, C, C,
-               (int)num_tiles);
+    int num_tiles = gemm_num_tiles<G>(N, C, C);
+    gemm_start<G>(transformer_block_sm90_kernel12, num_tiles, true, stream, maps, GemmBias<GEMM_ADD>{f.w.proj_bias},
+                  parts, N, C, C, num_tiles);
     GemmArgs fc = {f.gelu, NULL, f.residual, d.fc.weight, NULL, N, 4 * C, C};
     TransformerBlockPartsNorm<GEMM_GELU> layernorm = {{NULL, NULL, d.fc.sums}, parts, C};
     gemm_tiles<GemmPingPong192Pairs>(fc, layernorm, true, stream);
@@ -1201,20 +1194,20 @@ void transformer_block_forward15(const TransformerBlock& f, const TransformerBlo
     __nv_fp8_e4m3* gelu = (__nv_fp8_e4m3*)f.gelu;
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.inp, NULL, w.ln1_weight, w.ln1_bias, &s->norm1.multiplier,
                                    N, C, NORM_EPSILON, stream);
-    GemmScaledBias<0> to_qkv = {&s->norm1.inverse, &s->qkv_weight.inverse, w.qkv_bias, NULL, NULL};
+    GemmScaledBias<0> to_qkv = {{w.qkv_bias}, &s->norm1.inverse, &s->qkv_weight.inverse, NULL, NULL};
     transformer_block_product15(to_qkv, f.qkv, norm, q.qkv_weight, NULL, N, 3 * C, C, forms.qkv, stream);
     bool few = attention_forward_sm90_groups(f.B, f.T, f.NH) == 2;
     (few ? transformer_block_attention15<2> : transformer_block_attention15<4>)(f, attention, &s->attention.multiplier,
                                                                                 stream);
-    GemmScaledBias<GEMM_ADD> to_residual = {&s->attention.inverse, &s->proj_weight.inverse, w.proj_bias, NULL, NULL};
+    GemmScaledBias<GEMM_ADD> to_residual = {{w.proj_bias}, &s->attention.inverse, &s->proj_weight.inverse, NULL, NULL};
     transformer_block_product15(to_residual, f.residual, attention, q.ordered_proj_weight, f.inp, N, C, C, forms.proj,
                                 stream);
     fused_residual_layernorm_early(norm, NULL, NULL, NULL, f.residual, NULL, w.ln2_weight, w.ln2_bias,
                                    &s->norm2.multiplier, N, C, NORM_EPSILON, stream);
-    GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {&s->norm2.inverse, &s->fc_weight.inverse, w.fc_bias, gelu,
-                                                     &s->gelu.multiplier};
+    GemmScaledBias<GEMM_GELU | GEMM_E4M3> to_gelu = {
+        {w.fc_bias}, &s->norm2.inverse, &s->fc_weight.inverse, gelu, &s->gelu.multiplier};
     transformer_block_product15(to_gelu, NULL, norm, q.fc_weight, NULL, N, 4 * C, C, forms.fc, stream);
-    GemmScaledBias<GEMM_ADD> to_out = {&s->gelu.inverse, &s->fcproj_weight.inverse, w.fcproj_bias, NULL, NULL};
+    GemmScaledBias<GEMM_ADD> to_out = {{w.fcproj_bias}, &s->gelu.inverse, &s->fcproj_weight.inverse, NULL, NULL};
     transformer_block_product15(to_out, f.out, gelu, q.ordered_fcproj_weight, f.residual, N, C, 4 * C, forms.fcproj,
                                 stream);
 }

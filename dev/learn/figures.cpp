@@ -340,7 +340,7 @@ static Svg draw_memory_hierarchy() {
     return svg;
 }
 
-// ---- softmax_passes: softmax_forward.cu, kernels 3, 4 and 7 ---------------------------------------------------
+// ---- softmax_passes: softmax_forward.cu, kernels 3, 4 and 8 ---------------------------------------------------
 
 // softmax_add of kernel 4
 static void softmax_add(float& max, float& sum, float x) {
@@ -357,7 +357,7 @@ static Svg draw_softmax_passes() {
         800, 490, "Softmax of one row: how often the row is read",
         "softmax_forward.cu. A bar is a pass over a row of 50,257 logits, 100 KB in bf16. Times: H200, B=8, T=1024.",
         "Kernels 1 to 3 make three passes over the row in memory: maximum, sum, result. Kernels 4 to 6 make two, with "
-        "the online softmax. Kernel 7 reads the row once into shared memory. Below, the online softmax on four "
+        "the online softmax. Kernel 8 reads the row once into shared memory. Below, the online softmax on four "
         "numbers.");
     double y = 72;
     auto pass = [&](const char* color, const std::string& words) {
@@ -385,7 +385,7 @@ static Svg draw_softmax_passes() {
     pass("b", "pass 2 reads x, writes exp(x - max) / sum");
     svg.faint(left, y + 12, "kernel 5 adds 128-bit vectors to kernel 4");
     y += 40;
-    head("kernel 7", "row in shared memory", "1 read, 1 write", {7});
+    head("kernel 8", "row in shared memory", "1 read, 1 write", {8});
     pass("a", "cp.async: x into shared memory; max and sum");
     pass("c", "reads shared memory, writes the result");
     y += 18;
@@ -681,7 +681,7 @@ static Svg draw_mma_fragments() {
     return svg;
 }
 
-// ---- gemm_tiles: matmul_forward.cu, kernels 11 and 7 --------------------------------------------------------------
+// ---- gemm_tiles: matmul_forward.cu, kernels 13 and 7 --------------------------------------------------------------
 
 static void draw_gemm_matrices(Svg& svg) {
     const double cell = 40, left = 130, top = 152, strip = 96;
@@ -710,7 +710,7 @@ static void draw_gemm_matrices(Svg& svg) {
 
 static Svg draw_gemm_tiles() {
     Svg svg(800, 628, "A matrix product in tiles: block, warp, fragment, thread",
-            "matmul_forward.cu: 1 to 3 are kernel 11 (tensor cores), 4 is kernel 7 (fp32 arithmetic). Sizes are rows x "
+            "matmul_forward.cu: 1 to 3 are kernel 13 (tensor cores), 4 is kernel 7 (fp32 arithmetic). Sizes are rows x "
             "columns.",
             "Four pictures, each inside the one before. A block computes a tile of 128x128 of out and walks along C in "
             "steps "
@@ -720,7 +720,7 @@ static Svg draw_gemm_tiles() {
     draw_gemm_matrices(svg);
     const double size = 224, right = 440, top = 92;
     svg.bold(right, 78, "2. the tile of a block: 8 warps, 64x32 each");
-    for (int warp = 0; warp < 8; warp++) { // kernel 11: warp_row, warp_col
+    for (int warp = 0; warp < 8; warp++) { // kernel 13: warp_row, warp_col
         int warp_row = warp / 4 * 64, warp_col = warp % 4 * 32;
         bool chosen = warp == 6;
         svg.box(right + warp_col * size / 128, top + warp_row * size / 128, 32 * size / 128, 64 * size / 128,
@@ -1312,7 +1312,7 @@ static Svg draw_occupancy() {
         {"the same with 1024 threads", "ptxas: 40 registers", 1024, 40, 0},
         {"a block of one warp", "say, 32 registers", 32, 32, 0},
         {"attention_forward, kernel 15", "at most 168 registers, 48 KB", 128, 168, (128 * 64 + 2 * 2 * 64 * 64) * 2.0},
-        {"softmax_forward, kernel 7", "at most 64 registers, row of 98 KB", 512, 64, 50257 / 8 * 16 + 32 * 4.0},
+        {"softmax_forward, kernel 8", "at most 64 registers, row of 98 KB", 512, 64, 50257 / 8 * 16 + 32 * 4.0},
         {"gemm.cuh, ping-pong", "at most 168 registers, ring of 4", 384, 168,
          4 * gemm_stage + gemm_boxes + gemm_barriers + 1024},
     };

@@ -111,10 +111,10 @@ sections() {
 instance() {
     local name file
     ! grep -q __global__ "$1/kernel$2" || return 0
-    name=$(grep -oE '[a-z_0-9]+<[^<>]*>\(' "$1/kernel$2" | head -n 1)
-    [ -n "$name" ] || return 0
-    for file in "$1"/kernel*; do
-        if grep -q __global__ "$file" && grep -qE "(^|[^a-z_0-9])${name%%<*}\(" "$file"; then echo "${file##*/kernel}" && return; fi
+    for name in $(grep -oE '[a-z_0-9]+<[^<>]*>(\(|<<<)' "$1/kernel$2" | sed 's/<.*//'); do
+        for file in "$1"/kernel*; do
+            if grep -q __global__ "$file" && grep -qE "(^|[^a-z_0-9])$name\(" "$file"; then echo "${file##*/kernel}" && return; fi
+        done
     done
 }
 

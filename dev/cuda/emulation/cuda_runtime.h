@@ -10,7 +10,7 @@ loads and stores calls a function of memory.cpp. The emulation's own code must n
 #pragma once
 
 #define CUDA_EMULATION 1  // for the hooks in bench.h
-#define __CUDA_ARCH__ 900 // EMULATION_ARCH=80 in the environment: a device that cannot run code for sm_90a
+#define __CUDA_ARCH__ 900 // EMULATION_ARCH=80 in the environment: a device without sm_90a; =75: needs 750 here
 #define __CUDA_ARCH_FEAT_SM90_ALL
 #define CUDART_VERSION 12000
 
@@ -335,7 +335,7 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount;
     size_t totalGlobalMem;
 };
-int emulation_arch(); // 90, or 80 if EMULATION_ARCH says so
+int emulation_arch(); // 90, or 80 or 75 if EMULATION_ARCH says so
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);

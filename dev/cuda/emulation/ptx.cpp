@@ -19,6 +19,10 @@ void emulation_cp_async(void* shared, const void* global, int bytes, bool valid)
         report("cp.async with an address that is not aligned", f, pc, NULL, NULL);
         end_launch(NULL);
     }
+    if (emulation_arch() < 80) {
+        report("cp.async, which needs compute capability 8.0", f, pc, NULL, NULL);
+        end_launch(NULL);
+    }
     if (emulation_counting) {
         if (valid) { count_access(f, global, (size_t)bytes, COUNT_CP_ASYNC, pc); }
         count_access(f, shared, (size_t)bytes, COUNT_CP_ASYNC, pc);

@@ -119,7 +119,7 @@ inline void named_barrier_sync(int id, int threads) { emulation_named_barrier(id
 inline void named_barrier_arrive(int id, int threads) { emulation_named_barrier(id, threads, false); }
 template <int n> inline void wgmma_hold(float (&x)[n]) { emulation_wgmma_hold(x, sizeof(x)); }
 template <int n> inline void wgmma_hold(uint32_t (&x)[n]) { emulation_wgmma_hold(x, sizeof(x)); }
-template <int n> inline void hold_packed(int4 (&)[n]) {}
+template <class T, int n> inline void hold_packed(T (&)[n]) {}
 template <class T> inline T* hold_pointer(T* p) { return p; }
 
 // ---- compute capability 9.0, defined in sm90.cpp ----------------------------------------------------------------

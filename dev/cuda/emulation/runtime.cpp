@@ -281,7 +281,8 @@ int emulation_arch() {
     static int arch = 0;
     if (arch == 0) {
         const char* text = getenv("EMULATION_ARCH");
-        arch = text && atoi(text) > 0 && atoi(text) < 90 ? 80 : 90;
+        int asked = text ? atoi(text) : 0;
+        arch = asked <= 0 || asked >= 90 ? 90 : asked >= 80 ? 80 : 75;
     }
     return arch;
 }

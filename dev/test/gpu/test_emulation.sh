@@ -380,14 +380,16 @@ attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
 attention_forward 25 -B 1 -T 257 -C 256 -NH 2 --case 1
 attention_backward 11 -B 1 -T 200 -C 256 -NH 2 --case 0
 attention_backward 13 --kind 1 -B 1 -T 200 -C 128 -NH 1 --case 0
-matmul_forward 15 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
-matmul_forward 17 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
 matmul_forward 18 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
-matmul_forward 21 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
-matmul_forward 21 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
+matmul_forward 20 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 21 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 22 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
+matmul_forward 24 -B 1 -T 600 -C 776 -V 392 --kind 2 --case 0
+matmul_forward 27 -B 1 -T 300 -C 768 -V 200 --kind 1 --case 0
+matmul_forward 27 -B 1 -T 300 -C 1600 -V 392 --kind 0 --case 0
 matmul_backward 8 --kind 1 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 12 --kind 3 -B 1 -T 300 -C 776 -V 392 --case 0
-matmul_forward 22 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
+matmul_forward 28 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 13 --kind 4 -B 1 -T 300 -C 776 -V 392 --case 0
 matmul_backward 9 --kind 0 -B 1 -T 600 -C 384 -V 776 --case 0
 matmul_backward 10 --kind 0 -B 1 -T 1000 -C 64 -V 520 --case 0
@@ -400,6 +402,10 @@ END
     EMULATION_ARCH=80 "$tmp/tree/dev/cuda/attention_forward_cpu" 25 --check -B 1 -T 64 -C 64 -NH 1 >"$tmp/out" 2>&1
     contains 'needs code for sm_90a, but the GPU is sm_80 and the program is compiled for sm_80' "$tmp/out"
     contains '0 passed, 0 failed, 3 skipped' "$tmp/out"
+    sed -i 's/__CUDA_ARCH__ 900/__CUDA_ARCH__ 750/' "$tmp/tree/dev/cuda/emulation/cuda_runtime.h" # no cp.async
+    make_cpu cpu OP=layernorm_backward PRECISION=BF16
+    EMULATION_ARCH=75 "$tmp/tree/dev/cuda/layernorm_backward_cpu" 11,13 --check >"$tmp/out" 2>&1 ||
+        { tail -n 5 "$tmp/out" && fail "kernel 11 of layernorm_backward fails on an older device"; }
 }
 
 # bench.h's own functions: clocks, notes, columns, hot launches
