@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(128, 2)
 #pragma unroll 1
             for (int row = 0; row < 64; row += 8 * N) {
                 float p[M][N][4] = {}, ds[M][N][4] = {};
-                int tile = (64 * stage + row) * HS, t = 64 * walk + row;
+                int t = 64 * walk + row;
                 if (t + 8 * N > kv) { // some of these queries see keys of this warp; otherwise ds stays 0
                     const float *x = smem.lse[stage] + row + lane % 4 * 2, *y = smem.dsum[stage] + row + lane % 4 * 2;
 #pragma unroll
@@ -412,8 +412,11 @@ __global__ void __launch_bounds__(128, 2)
                             ds[m][n][0] = ds[m][n][2] = -y[8 * n], ds[m][n][1] = ds[m][n][3] = -y[8 * n + 1];
                         }
                     }
-                    attention_backward_multiply_rows<HS>(p, k_operand, smem.tile1[0] + tile);
-                    attention_backward_multiply_rows<HS>(ds, v_owned, smem.tile2[0] + tile);
+                    const floatX* rows = smem.tile1[stage] + row * HS; // of q; those of dout are `shift` bytes further
+                    constexpr int shift = sizeof(smem.tile1);
+                    uint32_t by_rows = attention_forward_k_address<HS>(rows);
+                    attention_backward_multiply_rows<HS>(p, k_operand, by_rows, 0);
+                    attention_backward_multiply_rows<HS>(ds, v_owned, by_rows, shift);
 #pragma unroll
                     for (int n = 0; n < N; n++) {
                         float lse2[2] = {x[8 * n] * LOG2E, x[8 * n + 1] * LOG2E};
@@ -428,8 +431,9 @@ __global__ void __launch_bounds__(128, 2)
                             }
                         }
                     }
-                    attention_backward_multiply_columns<HS>(dv, p, smem.tile2[0] + tile);
-                    attention_backward_multiply_columns<HS>(dk, ds, smem.tile1[0] + tile);
+                    uint32_t by_columns = attention_forward_v_address<HS>(rows);
+                    attention_backward_multiply_columns<HS>(dv, p, by_columns, shift);
+                    attention_backward_multiply_columns<HS>(dk, ds, by_columns, 0);
                 }
 #pragma unroll
                 for (int m = 0; m < M; m++) {

@@ -186,7 +186,7 @@ void attention_forward_plain(const AttentionForwardArgs& args, const Execution& 
 }
 
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 11 to 16: swizzled tiles, filled by cp.async; a step over the keys by mma.sync ----
+// ---- shared by kernels 11 to 16, tiles and products also by attention_backward: swizzled tiles, filled by cp.async; mma.sync ----
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
 // only when P of some row of the warp would exceed 2^slack.
 
@@ -255,17 +255,18 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
 }
 
 // sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, with columns 16 * k to 16 * k + 15 of the keys, or, if `values`, += a (16*M, 16)
-// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above.
+// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above. They
+// are `shift` bytes further: with a constant shift, tiles at equal distances share the xors of the swizzle.
 template <int HS, bool values, int M, int N> __device__ inline void
-attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k) {
-    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
+attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k, int shift = 0) {
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_ROW_BYTES<HS>;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
         uint32_t b[4]; // b[0..1]: the operand for columns 0-7 of 16 columns of the sum; b[2..3]: for columns 8-15
         if (values) {
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + 16 * k * ROW_BYTES);
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + shift + 16 * k * ROW_BYTES);
         } else {
-            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + 8 * n * ROW_BYTES);
+            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + shift + 8 * n * ROW_BYTES);
         }
 #pragma unroll
         for (int m = 0; m < M; m++) {
