@@ -104,7 +104,7 @@ follows karpathy/llm.c. The source of an algorithm is named at its operation, or
 #include "llmc/profile.cuh"       // defines: Range, profile_open, profile_begin, profile_end, profile_print
 #include "llmc/ptx.cuh"           // defines: mbarrier_*, wgmma_*, tma_*, cp_async_*, ldmatrix_*, has_sm90a
 #include "llmc/tma_ring.cuh"      // defines: TmaRing, TmaRingPlace
-#include "llmc/tuned.h"           // defines: TunedState, tuned_config, tuned_block_size
+#include "llmc/tuned.h"           // defines: TunedState, tuned_block_size
 #include "llmc/utils.h"           // defines: Error, die, require, malloc_check, time_ms, path_set
 #include "llmc/weight_matrix.cuh" // defines: WeightMatrix, weight_dispatch, weight_pairs
 #include <algorithm>
@@ -10327,7 +10327,7 @@ struct DecodeLayerSums {
 #pragma unroll
         for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
     }
-    // Adds the next tokens, of which `left` are there. skips: for those past the end the warp does nothing, at the price of branches
+    // Adds the next tokens, of which `left` exist. skips: for those past the end the warp does nothing, at the price of branches
     template <bool skips, int n> __device__ void add(const DecodeLayerTokens<n>& tokens, int left) {
         float score[n], before = largest;
         int own = threadIdx.x % DECODE_LAYER_THREADS / 8;

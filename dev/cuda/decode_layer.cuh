@@ -291,7 +291,7 @@ struct DecodeLayerSums {
 #pragma unroll
         for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
     }
-    // Adds the next tokens, of which `left` are there. skips: for those past the end the warp does nothing, at the price of branches
+    // Adds the next tokens, of which `left` exist. skips: for those past the end the warp does nothing, at the price of branches
     template <bool skips, int n> __device__ void add(const DecodeLayerTokens<n>& tokens, int left) {
         float score[n], before = largest;
         int own = threadIdx.x % DECODE_LAYER_THREADS / 8;
