@@ -35,7 +35,7 @@
     21  results stored by TMA
     22  128x192 tiles
     23  order of tiles: in groups of 16 rows
-    24  clusters of two, weight tiles by multicast
+    24  clusters of two, weight tiles by multicast (slower than 22)
     25  cuBLASLt for the product, epilogue in a second kernel
     26  cuBLASLt, epilogue fused, algorithms timed
     27  gemm.cuh (promoted)

@@ -15,7 +15,7 @@
      6  second pass reads backwards
      7  one read: row in shared memory
      8  row copied by cp.async, in two halves
-     9  row in registers
+     9  row in registers (slower than 8)
     10  a cluster of blocks per row (slower than 8)
 
    nvcc -O3 --use_fast_math softmax_forward.cu -o softmax_forward      (or: make softmax_forward)
