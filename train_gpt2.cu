@@ -7022,7 +7022,8 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 // m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
-// The arguments of the launchers.
+// ---- shared by kernels 6 to 27: the arguments of the launchers, and which block computes which tile ----
+
 struct AttentionForwardArgs {
     floatX* out;       // (B,T,NH,HS)
     float* lse;        // (B,NH,T) or NULL
@@ -7190,7 +7191,7 @@ void attention_forward_plain(const AttentionForwardArgs& args, const Execution& 
 }
 
 #if !defined(ENABLE_FP32)
-// ---- shared by kernels 11 to 16: swizzled tiles, filled by cp.async; a step over the keys by mma.sync ----
+// ---- shared by kernels 11 to 16, tiles and products also by attention_backward: swizzled tiles, filled by cp.async; mma.sync ----
 // Each warp owns 16 * row_tiles queries and processes `step` keys at a time. Rescaling is lazy: o and l are rescaled
 // only when P of some row of the warp would exceed 2^slack.
 
@@ -7259,17 +7260,18 @@ template <int HS> __device__ inline uint32_t attention_forward_v_address(const f
 }
 
 // sum (16*M, 8*N) += a (16*M, 16) keys (8*N, 16)^T, with columns 16 * k to 16 * k + 15 of the keys, or, if `values`, += a (16*M, 16)
-// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above.
+// values (16, 8*N), with values 16 * k to 16 * k + 15. a: operand fragments; address: of the first 16 keys, or values, as above. They
+// are `shift` bytes further: with a constant shift, tiles at equal distances share the xors of the swizzle.
 template <int HS, bool values, int M, int N> __device__ inline void
-attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k) {
-    constexpr int ROW_BYTES = ATTENTION_FORWARD_PITCH<HS> * sizeof(floatX);
+attention_forward_multiply(float (&sum)[M][N][4], const uint32_t (&a)[M][4], uint32_t address, int k, int shift = 0) {
+    constexpr int ROW_BYTES = ATTENTION_FORWARD_ROW_BYTES<HS>;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
         uint32_t b[4]; // b[0..1]: the operand for columns 0-7 of 16 columns of the sum; b[2..3]: for columns 8-15
         if (values) {
-            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + 16 * k * ROW_BYTES);
+            ldmatrix_x4_trans(b, attention_forward_column<HS>(address, n / 2) + shift + 16 * k * ROW_BYTES);
         } else {
-            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + 8 * n * ROW_BYTES);
+            ldmatrix_x4(b, attention_forward_column<HS>(address, k) + shift + 8 * n * ROW_BYTES);
         }
 #pragma unroll
         for (int m = 0; m < M; m++) {
@@ -8194,7 +8196,8 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 // ==== promoted: attention_backward ====
-// The arguments of the launchers.
+// ---- shared by kernels 3 to 11: the arguments of the launchers, and the size of scratch, which is the same on all devices ----
+
 struct AttentionBackwardArgs {
     floatX* dqkv;                   // (B,T,3,NH,HS)
     float* dbias;                   // (3,NH,HS) or NULL
@@ -8204,8 +8207,6 @@ struct AttentionBackwardArgs {
     int B, T, C, NH;
     float scale; // of the scores q k^T
 };
-
-// ---- scratch: its size is the same on all devices ----
 
 inline bool attention_backward_accepts_sm90(int HS) { return sizeof(floatX) == 2 && (HS == 64 || HS == 128); }
 
@@ -8464,32 +8465,31 @@ template <int HS, int M> __device__ inline void attention_backward_load_operand(
     }
 }
 
-// sum (16*M, 8*N) += owned (16*M, HS) rows (8*N, HS)^T. Operand a is in registers, or in this warp's shared memory.
-template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4], const floatX* rows) {
-    uint32_t address = attention_forward_k_address<HS>(rows);
+// sum (16*M, 8*N) += owned (16*M, HS) rows (8*N, HS)^T. Operand a is in registers, or in this warp's shared memory. Here and below,
+// rows are `shift` bytes after those with this address.
+template <int HS, int M, int N>
+__device__ inline void attention_backward_multiply_rows(float (&sum)[M][N][4], const uint32_t (&owned)[HS / 16][M][4],
+                                                        uint32_t rows, int shift) {
 #pragma unroll
-    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(sum, owned[d], address, d); }
+    for (int d = 0; d < HS / 16; d++) { attention_forward_multiply<HS, false>(sum, owned[d], rows, d, shift); }
 }
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, const floatX* rows) {
-    uint32_t address = attention_forward_k_address<HS>(rows), owned_address = attention_forward_v_address<HS>(owned);
+attention_backward_multiply_rows(float (&sum)[M][N][4], const floatX* owned, uint32_t rows, int shift) {
+    uint32_t address = attention_forward_v_address<HS>(owned);
 #pragma unroll
     for (int d = 0; d < HS / 16; d++) {
         uint32_t a[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            ldmatrix_x4(a[m],
-                        attention_forward_column<HS>(owned_address, d) + 16 * m * ATTENTION_FORWARD_ROW_BYTES<HS>);
+            ldmatrix_x4(a[m], attention_forward_column<HS>(address, d) + 16 * m * ATTENTION_FORWARD_ROW_BYTES<HS>);
         }
-        attention_forward_multiply<HS, false>(sum, a, address, d);
+        attention_forward_multiply<HS, false>(sum, a, rows, d, shift);
     }
 }
 
 // sum (16*M, HS) += x (16*M, 8*N) rows (8*N, HS). x: the accumulators of P or dS, which become operand a in registers
 template <int HS, int M, int N> __device__ inline void
-attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], const floatX* rows) {
-    uint32_t address = attention_forward_v_address<HS>(rows);
+attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)[M][N][4], uint32_t rows, int shift) {
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
         uint32_t a[M][4];
@@ -8501,20 +8501,21 @@ attention_backward_multiply_columns(float (&sum)[M][HS / 8][4], const float (&x)
                 a[m][i] = pack_16x2(pair[0], pair[1], floatX());
             }
         }
-        attention_forward_multiply<HS, true>(sum, a, address, k);
+        attention_forward_multiply<HS, true>(sum, a, rows, k, shift);
     }
 }
 
-// Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows1, rows2: these rows of q and dout, or of k and v. owned,
-// walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for dk and dv of these rows, from
-// this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
+// Adds the terms of 8 * N walked rows to sum1 (dk or dq) and sum2 (dv). rows: these rows of q, or of k; those of dout, or of v, are
+// `shift` bytes further. owned, walked: the warp's first owned row and the first of these rows, only read if masked. lse and dsum: for
+// dk and dv of these rows, from this lane's first column on; for dq of this lane's owned rows, and lse is in base 2.
 template <bool masked, int what, int HS, int M, int N>
 __device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], float (&sum2)[M][HS / 8][4],
                                                const AttentionBackwardOperand<HS, M>& owned1, const floatX* owned2,
-                                               const floatX* rows1, const floatX* rows2, const float* lse,
-                                               const float* dsum, int owned, int walked, float scale2) {
+                                               const floatX* rows, int shift, const float* lse, const float* dsum,
+                                               int owned, int walked, float scale2) {
     constexpr bool keys = what != ATTENTION_BACKWARD_DQ;
     int lane = threadIdx.x % 32;
+    uint32_t by_rows = attention_forward_k_address<HS>(rows), by_columns = attention_forward_v_address<HS>(rows);
     auto query = [](int m, int n, int i) { return keys ? 8 * n + i % 2 : 2 * m + i / 2; }; // index in lse and dsum
     float p[M][N][4] = {}, ds[M][N][4]; // ds starts at -dsum, so that adding dout v^T yields dP - dsum
 #pragma unroll
@@ -8525,8 +8526,8 @@ __device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], floa
             for (int i = 0; i < 4; i++) { ds[m][n][i] = -dsum[query(m, n, i)]; }
         }
     }
-    attention_backward_multiply_rows<HS>(p, owned1, rows1);
-    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_rows<HS>(ds, owned2, rows2); }
+    attention_backward_multiply_rows<HS>(p, owned1, by_rows, 0);
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_rows<HS>(ds, owned2, by_rows, shift); }
 #pragma unroll
     for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -8541,8 +8542,8 @@ __device__ inline void attention_backward_step(float (&sum1)[M][HS / 8][4], floa
             }
         }
     }
-    if (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum2, p, rows2); }
-    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum1, ds, rows1); }
+    if (what & ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum2, p, by_columns, shift); }
+    if (what != ATTENTION_BACKWARD_DV) { attention_backward_multiply_columns<HS>(sum1, ds, by_columns, 0); }
 }
 
 template <int what, int HS, int M, int N, int blocks_per_sm, int walked>
@@ -8612,7 +8613,7 @@ __global__ void __launch_bounds__(128, blocks_per_sm)
                 if (masked && keys && t + 8 * N <= owned) { continue; } // none of these queries sees this warp's keys
                 if (masked && !keys && t >= owned + 16 * M) { break; }  // no query of this warp sees these keys
                 attention_backward_step<masked, what, HS, M, N>(
-                    sum1, sum2, operand, own, smem.tile1[stage] + row * PITCH, smem.tile2[stage] + row * PITCH,
+                    sum1, sum2, operand, own, smem.tile1[stage] + row * PITCH, sizeof(smem.tile1),
                     keys ? smem.lse[stage] + column : lse2, keys ? smem.dsum[stage] + column : own_dsum, owned, t,
                     scale2);
             }
