@@ -7032,7 +7032,8 @@ void muon_apply(floatX* params, float* master, const floatX* o, const StepState*
 // m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
-// The arguments of the launchers.
+// ---- shared by kernels 6 to 27: the arguments of the launchers, and which block computes which tile ----
+
 struct AttentionForwardArgs {
     floatX* out;       // (B,T,NH,HS)
     float* lse;        // (B,NH,T) or NULL
@@ -8205,7 +8206,8 @@ void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T,
 // ==== end promoted: attention_forward ====
 
 // ==== promoted: attention_backward ====
-// The arguments of the launchers.
+// ---- shared by kernels 3 to 11: the arguments of the launchers, and the size of scratch, which is the same on all devices ----
+
 struct AttentionBackwardArgs {
     floatX* dqkv;                   // (B,T,3,NH,HS)
     float* dbias;                   // (3,NH,HS) or NULL
@@ -8215,8 +8217,6 @@ struct AttentionBackwardArgs {
     int B, T, C, NH;
     float scale; // of the scores q k^T
 };
-
-// ---- scratch: its size is the same on all devices ----
 
 inline bool attention_backward_accepts_sm90(int HS) { return sizeof(floatX) == 2 && (HS == 64 || HS == 128); }
 

@@ -18,7 +18,8 @@ Kernels 3, 7 and 11 of attention_backward.cu, which has the other kernels, error
 #include <type_traits>
 
 // ==== promoted: attention_backward ====
-// The arguments of the launchers.
+// ---- shared by kernels 3 to 11: the arguments of the launchers, and the size of scratch, which is the same on all devices ----
+
 struct AttentionBackwardArgs {
     floatX* dqkv;                   // (B,T,3,NH,HS)
     float* dbias;                   // (3,NH,HS) or NULL
@@ -28,8 +29,6 @@ struct AttentionBackwardArgs {
     int B, T, C, NH;
     float scale; // of the scores q k^T
 };
-
-// ---- scratch: its size is the same on all devices ----
 
 inline bool attention_backward_accepts_sm90(int HS) { return sizeof(floatX) == 2 && (HS == 64 || HS == 128); }
 

@@ -18,7 +18,8 @@ Kernels 6, 15, 25 and 27 of attention_forward.cu, which has the other kernels, e
 // m). When m grows, l and the output accumulator o += P v are rescaled; at the end out = o / l.
 // Source: Dao 2023, FlashAttention-2, arXiv:2307.08691.
 
-// The arguments of the launchers.
+// ---- shared by kernels 6 to 27: the arguments of the launchers, and which block computes which tile ----
+
 struct AttentionForwardArgs {
     floatX* out;       // (B,T,NH,HS)
     float* lse;        // (B,NH,T) or NULL
