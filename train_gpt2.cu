@@ -10097,7 +10097,7 @@ __device__ inline float2 decode_layer_join(const float (*parts)[DECODE_LAYER_PAR
     return sum;
 }
 
-// ---- kernel 5: one launch, weights in the order in which they are read, mma, results that carry their readiness ----
+// ---- shared by kernels 5 and 6: one launch, weights in the order in which they are read, results that carry their readiness ----
 // Of the 33,000 cycles per layer of the ladder's kernel 3 (C = 768), 7,500 go to the copies of weights that its threads make,
 // 7,000 to layernorms of whole vectors in every block, 6,000 to additions in global memory and barriers of all blocks, and
 // 8,000 to products. Here
@@ -10952,7 +10952,7 @@ template <int C, int NUM_TEAMS> struct DecodeLayerTexts : DecodeLayerThread<C, 8
     }
 };
 
-// ---- kernels 5 and 6 ----
+// ---- shared by kernels 5 and 6: the sums of all heads; the kernel ----
 
 // Adds every head's part to this thread's columns of x. Waits until each has arrived.
 template <class Block> __device__ inline void decode_layer_add_up(float (&x)[Block::COLUMNS], const Block& block,
