@@ -253,8 +253,10 @@ inline std::string bench_part_key(const std::string& part) {
     return key;
 }
 
-// Prints "HEAD WHERE: WHY", or counts it if all parts of why have been printed with this head.
-inline void bench_report(const std::string& head, const std::string& where, const std::string& why) {
+// Prints "HEAD WHERE: WHY", or counts it if all parts of why have been printed with this head. again: repeats a failed check, so
+// that the emulation can follow a thread.
+inline void bench_report(const std::string& head, const std::string& where, std::string why,
+                         const std::function<void()>& again = NULL) {
     std::vector<std::string> keys;
     for (size_t at = 0, end; at < why.size(); at = end + 1) {
         end = bench_part_end(why, at);
@@ -270,6 +272,12 @@ inline void bench_report(const std::string& head, const std::string& where, cons
         finding_with(keys[0])->more++;
         return;
     }
+#ifdef CUDA_EMULATION
+    if (again) { // behind the first part
+        size_t first = bench_part_end(why, 0);
+        why.insert(first - (first < why.size()), emulation_explain(again));
+    }
+#endif
     size_t end = std::min({why.size(), why.find(", worst at "), why.find(", thread ("), why.find("; "), (size_t)140});
     bench_findings().push_back({keys, head + ": " + why.substr(0, end), 0});
     bench_print_lines(head + where + ": " + why);
@@ -389,7 +397,12 @@ inline bool bench_lasts(const BenchBuffer& x) { return x.kind == BenchKind::scra
 // state remain as the launch before has left them.
 inline void bench_reset(BenchState& s, bool again = false) {
     for (BenchBuffer& x : s.buffers) {
-        if (again && bench_lasts(x)) { continue; }
+        if (again && bench_lasts(x)) {
+#ifdef CUDA_EMULATION
+            emulation_watch(x.dev, x.bytes, EMULATION_LEFT);
+#endif
+            continue;
+        }
         if (x.kind == BenchKind::inout) {
             cudaCheck(cudaMemcpy(x.dev, x.start, x.bytes, cudaMemcpyDeviceToDevice));
         } else if (x.kind != BenchKind::input) {
@@ -397,7 +410,8 @@ inline void bench_reset(BenchState& s, bool again = false) {
             cudaCheck(cudaMemset(x.dev, x.kind == BenchKind::state ? 0 : nan, x.bytes));
         }
 #ifdef CUDA_EMULATION
-        emulation_watch(x.dev, x.bytes, x.kind == BenchKind::output || x.kind == BenchKind::scratch);
+        bool unwritten = x.kind == BenchKind::output || x.kind == BenchKind::scratch;
+        emulation_watch(x.dev, x.bytes, unwritten ? EMULATION_UNWRITTEN : EMULATION_WRITTEN);
 #endif
     }
 }
@@ -504,6 +518,10 @@ inline std::string bench_check_again(const BenchDevice& d, BenchState& s, const 
             }
             if (differs && x.compare) { x.compare(k.tolerance_of(x.name), &wrong); }
         }
+#ifdef CUDA_EMULATION
+        std::string left = emulation_unwritten_reads();
+        if (!wrong.empty() && !left.empty()) { wrong += "; " + left; }
+#endif
         if (!wrong.empty()) {
             wrong = "launch " + std::to_string(launch) + ", with the scratch of the one before: " + wrong;
         }
@@ -521,6 +539,9 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     profile().entries.clear();
     profile().listing = k.number == s.best;
     profile().library_flops = 0;
+#ifdef CUDA_EMULATION
+    emulation_begin_check();
+#endif
     bench_launch_fresh(s, k, config);
     profile().listing = false;
     cudaError_t e = cudaDeviceSynchronize();
@@ -582,6 +603,9 @@ inline void bench_check_properties(const BenchKernel& k, BenchCounts* counts) {
         std::pair<int, std::string> name = {k.number, property.first};
         if (std::find(done.begin(), done.end(), name) != done.end()) { continue; }
         done.push_back(name);
+#ifdef CUDA_EMULATION
+        emulation_begin_check();
+#endif
         std::string wrong = property.second();
         cudaCheck(cudaDeviceSynchronize());
 #ifdef CUDA_EMULATION
@@ -590,7 +614,7 @@ inline void bench_check_properties(const BenchKernel& k, BenchCounts* counts) {
 #endif
         (wrong.empty() ? counts->passed : counts->failed)++;
         std::string where = " kernel " + std::to_string(k.number) + ", " + property.first;
-        wrong.empty() ? bench_print_lines("ok" + where) : bench_report("FAIL", where, wrong);
+        wrong.empty() ? bench_print_lines("ok" + where) : bench_report("FAIL", where, wrong, [&] { property.second(); });
     }
 }
 
@@ -643,7 +667,8 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             }
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
-            if (!wrong.empty()) { bench_report("FAIL " + number, what.substr(number.size()) + at, wrong); }
+            auto again = [&] { bench_check(d, s, k, config, &worst); };
+            if (!wrong.empty()) { bench_report("FAIL " + number, what.substr(number.size()) + at, wrong, again); }
             if (counts->stops()) { break; }
             if (!wrong.empty() || quiet) { continue; }
             printf("ok %s%s: error %.2f of ", what.c_str(), at.c_str(), worst);

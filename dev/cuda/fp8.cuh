@@ -44,6 +44,9 @@ Buffer<F> fp8_output(Bench& b, const char* name, size_t n, Buffer<float> scale, 
             snprintf(text, sizeof(text), "%s: %zu of %zu wrong, one at %zu: got %.9g, want %.9g", name, (size_t)bad, n,
                      i, (double)(float)out[i], (double)fp8_of(x.host[i], scale.host[0], Fp8<F>::IS_E5M2));
             *wrong += (wrong->empty() ? "" : "; ") + std::string(text);
+#ifdef CUDA_EMULATION
+            *wrong += emulation_writer(x.dev, 1, i, n);
+#endif
         }
         return bad > 0 ? (double)INFINITY : 0.0;
     };

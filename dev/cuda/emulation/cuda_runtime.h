@@ -507,13 +507,16 @@ void emulation_schedule(int number);
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);
-// What a wrong result comes from. emulation_watch() says before a launch that a buffer has its start values, or that nobody has
-// written it. Afterwards emulation_writer() tells who wrote element `at` of its n, of `size` bytes each: ", written at
+// What a wrong result comes from. emulation_watch() says before a launch that a buffer has its start values, that nobody has
+// written it, or that it is as an earlier launch has left it. Afterwards emulation_writer() tells who wrote element `at` of its n, of `size` bytes each: ", written at
 // op.cu:40 by ...", or, if there is no such element, the first one that a kernel has written. emulation_unwritten_reads() tells
 // which accesses have read what nobody had written. "" if there is nothing to tell.
 void emulation_name(const void* p, const char* name); // of the allocation at p, for messages
-void emulation_watch(const void* p, size_t bytes, bool unwritten);
+enum EmulationWatch { EMULATION_WRITTEN, EMULATION_UNWRITTEN, EMULATION_LEFT };
+void emulation_watch(const void* p, size_t bytes, EmulationWatch watch);
 const char* emulation_writer(const void* p, size_t size, size_t at, size_t n);
+void emulation_begin_check();
+const char* emulation_explain(const std::function<void()>& again);
 const char* emulation_unwritten_reads();
 // Counts the memory transactions of all launches from emulation_count(true) to emulation_count(false), and prints them:
 // see transactions.cpp.

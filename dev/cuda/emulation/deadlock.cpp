@@ -127,13 +127,16 @@ void report_deadlock(const std::vector<Block*>& blocks, const char* what) {
     for (Entry& e : entries) { explain(&e); }
     std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.rank < b.rank; });
     std::string more;
-    std::vector<void*> told; // one entry for each line
+    std::vector<Suspect> told; // one entry for each line
     for (const Entry& e : entries) {
-        if (told.size() == MOST_TOLD || std::find(told.begin(), told.end(), e.pc) != told.end()) { continue; }
+        auto same_line = [&](const Suspect& s) { return s.pc == e.pc; };
+        if (told.size() == MOST_TOLD || std::any_of(told.begin(), told.end(), same_line)) { continue; }
         more += told.empty() ? "" : "; ";
         more += std::to_string(e.threads) + (e.threads == 1 ? " thread waits " : " threads wait ") + e.what;
         if (!told.empty()) { more += ", at " + describe_pc(e.pc, false); }
-        told.push_back(e.pc);
+        told.push_back({e.first->block->launch->number, e.first->block->number, e.first->id, e.pc});
     }
+    // an arrival is missing of threads that wait elsewhere
+    for (size_t i = 1; i <= told.size(); i++) { add_suspect(told[i % told.size()]); }
     report(what, entries[0].first, entries[0].pc, NULL, NULL, more);
 }

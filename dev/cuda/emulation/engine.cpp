@@ -4,6 +4,7 @@ Runs the threads of a grid as fibers: context switch, scheduler, barriers, warp 
 #include "engine.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -413,7 +414,7 @@ extern "C" void emulation_fiber_main() {
     Fiber* f = emulation_now;
     Block* b = f->block;
     Warp* w = f->warp;
-    b->launch->call(b->launch->closure);
+    call_kernel(f);
     if (!f->copies.empty()) { f->copies.clear(); } // copies that nobody waited for do not arrive
     if (!f->stores.empty()) { end_thread_sm90(f); }
     w->alive &= ~(1u << f->lane), w->ready &= ~(1u << f->lane);
@@ -565,6 +566,7 @@ static Turn run_warp(Block* b) {
 // How often threads may poll, one after the other, before nothing more can come. With one worker it is enough that each
 // thread has had many turns.
 static long most_polls(const Launch* launch, size_t num_blocks) {
+    if (emulation_replaying) { return 100000; } // the deadlock is known
     long threads = (long)num_blocks * (launch->block.x * launch->block.y * launch->block.z);
     return launch->alone ? std::max(1000000L, 100 * threads) : 10000000;
 }
@@ -614,9 +616,12 @@ static void run_blocks(Launch* launch) {
 static int schedule_number = -1;
 void emulation_schedule(int number) { schedule_number = number; }
 
-bool emulation_affords(double bytes, double flops) {
+double emulation_limit() {
     const char* text = getenv("EMULATION_LIMIT");
-    double limit = text ? atof(text) : 1;
+    return text ? atof(text) : 1;
+}
+bool emulation_affords(double bytes, double flops) {
+    double limit = emulation_limit();
     return bytes <= limit * 1e7 && flops <= limit * 1e8;
 }
 
@@ -630,33 +635,40 @@ static int num_workers() {
     return workers;
 }
 
+uint32_t emulation_launches, emulation_replay_shift;
+
 cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes);
 
 void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
                       bool early, void (*call)(void*), void* closure) {
-    static uint32_t launches = 0;
-    if (emulation_check_config(kernel, grid, block, shared_bytes) != cudaSuccess) { return; }
+    if (emulation_check_config(kernel, grid, block, shared_bytes) != cudaSuccess || replay_is_over()) { return; }
     Launch launch;
     launch.kernel = kernel, launch.grid = grid, launch.block = block, launch.shared_bytes = shared_bytes;
     launch.all_resident = all_resident, launch.call = call, launch.closure = closure;
-    launch.number = ++launches;
-    launch.schedule = schedule_number < 0 ? launch.number % 1000 : (uint64_t)schedule_number;
+    launch.number = ++emulation_launches;
+    launch.schedule =
+        schedule_number < 0 ? (launch.number - emulation_replay_shift) % 1000 : (uint64_t)schedule_number;
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     launch.grid_last = {};
     launch.holds_accumulators = false;
+    watch_for_hangs();
     begin_launch_memory(&launch, early);
     begin_order(&launch);
     size_t num_threads = launch.num_blocks * block.x * block.y * block.z;
-    bool small = all_resident || num_threads < 8192 || emulation_counting;
+    bool small = all_resident || num_threads < 8192 || emulation_counting || emulation_replaying;
     int workers = small ? 1 : (int)std::min((size_t)num_workers(), launch.num_blocks);
     launch.alone = workers == 1;
     if (emulation_counting) { count_launch_begins(&launch); }
     std::vector<std::thread> threads;
     for (int i = 1; i < workers; i++) { threads.emplace_back(run_blocks, &launch); }
     run_blocks(&launch);
+    sigset_t second; // watch_for_hangs() wants to see the workers
+    sigemptyset(&second), sigaddset(&second, SIGPROF);
+    pthread_sigmask(SIG_BLOCK, &second, NULL);
     for (std::thread& thread : threads) { thread.join(); }
+    pthread_sigmask(SIG_UNBLOCK, &second, NULL);
     if (emulation_counting) { count_launch_ends(); }
     end_order(&launch);
     end_launch_memory(&launch);

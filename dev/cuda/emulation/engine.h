@@ -291,6 +291,7 @@ void begin_launch_memory(Launch* launch, bool early);
 void end_launch_memory(Launch* launch);
 extern const void* emulation_running;               // the stream whose task runs, NULL: the default one
 void host_has_written(const void* p, size_t bytes); // device memory, by a copy, a memset or a library
+void host_reads(const void* p, size_t bytes);
 // False unless p points to device memory. *offset: from its begin.
 bool device_offset(const void* p, size_t* offset);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
@@ -382,7 +383,17 @@ void end_thread_sm90(Fiber* f); // bulk stores that nobody waited for
 // sentence for the end of the message.
 void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc, const std::string& more = "");
 std::string describe_pc(void* pc, bool kernel); // file:line, or the name of a kernel
+// Of each address: file:line, then the lines of the calls that were inlined around it.
+std::vector<std::vector<std::string>> lines_of(const std::vector<uintptr_t>& addresses);
 std::string describe(uint3 index);
+// A thread to follow when a check has failed.
+struct Suspect {
+    uint32_t launch; // its number
+    size_t block;
+    int thread;
+    void* pc; // of the access that is wrong, or NULL: the lines after it are of no interest
+};
+std::string describe_thread(const Suspect& s);
 // "byte 8 of x, ...": a place in shared memory of block b, or in device memory.
 std::string describe_place(const Block* b, const void* p);
 // An atomic reads *p and is perhaps a poll: lets other threads run.
@@ -394,9 +405,25 @@ Arrival arrival_of(const Fiber* f, void* pc);
 // Reports for what the threads of these blocks wait that never comes.
 void report_deadlock(const std::vector<Block*>& blocks, const char* what);
 
+// ---- trace.cpp -----------------------------------------------------------------------------------
+
+extern uint32_t emulation_launches, emulation_replay_shift; // launches up to now; those after which a failed check ran again
+extern bool emulation_replaying;                            // then one worker runs all blocks, in the order of the first time
+void add_suspect(const Suspect& s);
+void last_suspect(const Suspect& s); // the one to follow if there is none
+extern size_t emulation_kept; // offset of what should have been written and still has its start value, 0: of nothing
+void call_kernel(Fiber* f);
+void watch_for_hangs();
+double emulation_limit(); // how much longer than usual a check may take: EMULATION_LIMIT
+bool replay_is_over();
+bool is_followed(const Fiber* f);
+void add_input(const Suspect& writer); // of what the followed thread reads
+void* caller_of(void* pc); // a return address, also if the thread is followed
+
 // ---- transactions.cpp ---------------------------------------------------------------------------
 
 extern bool emulation_counting; // --transactions: then all blocks run on one worker
+extern bool emulation_observed; // counting or replaying
 enum CountKind {
     COUNT_READ,
     COUNT_WRITE,

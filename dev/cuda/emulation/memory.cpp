@@ -23,6 +23,7 @@ synchronising accesses order the two, see order.cpp.
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 // ---- findings -------------------------------------------------------------------------------------
@@ -37,10 +38,12 @@ struct Finding {
     int count;
     Note note;
     std::string more;
+    Suspect suspect;
 };
 static std::vector<Finding> findings;
 // Reads of device memory that nobody has written. They are worth telling only if a result is wrong.
 static std::vector<Finding> unwritten_reads;
+static bool unwritten_is_left; // the launch before has written it
 static std::mutex findings_mutex;
 
 // Findings that are as the kernel's author meant it.
@@ -71,54 +74,66 @@ static void add_finding(const char* what, const std::string& detail, Fiber* f, v
         }
     }
     list->push_back({what, detail, f->block->launch->kernel, pc, other_pc, f->block->index, f->index,
-                     other ? *other : uint3{0, 0, 0}, other != NULL, 1, note, more});
+                     other ? *other : uint3{0, 0, 0}, other != NULL, 1, note, more,
+                     {f->block->launch->number, f->block->number, f->id, pc}});
 }
 
 void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc, const std::string& more) {
     add_finding(what, "", f, pc, other ? &other->index : NULL, other_pc, {}, more);
 }
 
-// One line of a command's output; "" at the end.
-static std::string read_line(FILE* f) {
-    char line[1024];
-    std::string text = fgets(line, sizeof(line), f) ? line : "";
-    while (!text.empty() && text.back() == '\n') { text.pop_back(); }
-    return text;
+// Calls each(line) for the lines that addr2line or llvm-symbolizer print for these addresses of this program, which must be
+// linked at a fixed address.
+template <class Each> static void symbolize(const char* options, const std::vector<uintptr_t>& addresses, Each each) {
+    char exe[1024], command[2560], line[1024], path[] = "/tmp/emulation_XXXXXX";
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    int file = n > 0 ? mkstemp(path) : -1;
+    if (file < 0) { return; }
+    exe[n] = '\0';
+    for (uintptr_t address : addresses) { dprintf(file, "0x%lx\n", (unsigned long)address); }
+    close(file);
+    snprintf(command, sizeof(command),
+             "{ addr2line -C %s -e '%s' <%s || llvm-symbolizer --output-style=GNU -C %s -e '%s' <%s; } 2>/dev/null", options,
+             exe, path, options, exe, path);
+    FILE* f = popen(command, "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        line[strcspn(line, "\n")] = '\0';
+        each(std::string(line));
+    }
+    if (f) { pclose(f); }
+    unlink(path);
+}
+
+std::vector<std::vector<std::string>> lines_of(const std::vector<uintptr_t>& addresses) {
+    std::vector<std::vector<std::string>> all;
+    symbolize("-a -i", addresses, [&](const std::string& line) {
+        if (line.compare(0, 2, "0x") == 0) { // the address itself
+            all.push_back({});
+        } else if (!all.empty() && line[0] != '?' && line.find("/dev/cuda/emulation/") == std::string::npos) {
+            size_t slash = line.rfind('/');
+            all.back().push_back(line.substr(slash + 1, line.find(" (discriminator") - (slash + 1)));
+        }
+    });
+    all.resize(addresses.size());
+    return all;
 }
 
 // "kernel" -> name of the function at pc; otherwise file:line of pc and of the calls that were inlined around it.
-// Needs addr2line or llvm-symbolizer, and a program that is linked at a fixed address.
 static std::string find_line(void* pc, bool kernel) {
-    char command[1024], raw[32];
-    snprintf(raw, sizeof(raw), "%p", pc);
-    unsigned long address = (unsigned long)(uintptr_t)pc - (kernel ? 0 : 1); // the call precedes its return address
-    const char* arguments = kernel ? "-f" : "-i";
-    char exe[1024];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    if (n <= 0) { return raw; }
-    exe[n] = '\0';
-    snprintf(command, sizeof(command),
-             "{ addr2line -C %s -e '%.300s' 0x%lx || llvm-symbolizer --output-style=GNU -C %s -e '%.300s' 0x%lx; } "
-             "2>/dev/null",
-             arguments, exe, address, arguments, exe, address);
-    FILE* f = popen(command, "r");
-    if (!f) { return raw; }
-    std::string text, line;
+    std::string text;
     if (kernel) {
-        line = read_line(f);
-        text = line.substr(0, line.find('('));
+        symbolize("-f", {(uintptr_t)pc}, [&](const std::string& line) {
+            if (text.empty()) { text = line.substr(0, line.find('(')); }
+        });
         if (text.compare(0, 5, "void ") == 0) { text = text.substr(5); }
-    } else {
-        while (!(line = read_line(f)).empty()) {
-            if (line.find("emulation") != std::string::npos && line.find("/dev/cuda/emulation/") != std::string::npos) {
-                continue; // the emulation's own headers
-            }
-            size_t slash = line.rfind('/'), note = line.find(" (discriminator");
-            line = line.substr(0, note);
-            text += (text.empty() ? "" : ", called from ") + line.substr(slash == std::string::npos ? 0 : slash + 1);
+    } else { // the call precedes its return address
+        std::vector<std::vector<std::string>> lines = lines_of({(uintptr_t)pc - 1});
+        for (const std::string& line : lines[0]) {
+            text += (text.empty() ? "" : ", called from ") + line;
         }
     }
-    pclose(f);
+    char raw[32];
+    snprintf(raw, sizeof(raw), "%p", pc);
     return text.empty() || text[0] == '?' ? raw : text;
 }
 
@@ -148,6 +163,7 @@ static std::string text_of(std::vector<Finding>* list, int* count) {
             text += "; and more";
             break;
         }
+        if (found.pc && *count == 1) { add_suspect(found.suspect); }
         text += (text.empty() ? "" : "; ") + kernel + ": " + found.what + found.detail;
         if (found.pc) { text += ", at " + describe_pc(found.pc, false); }
         if (found.pc) { text += ", thread " + describe(found.thread) + " of block " + describe(found.block); }
@@ -166,8 +182,10 @@ static std::string text_of(std::vector<Finding>* list, int* count) {
     list->clear();
     return text;
 }
+static uint32_t last_checked; // the last launch before the findings were asked for
 const char* emulation_findings(int* count) {
     static std::string text;
+    last_checked = emulation_launches;
     text = text_of(&findings, count);
     return text.c_str();
 }
@@ -175,6 +193,7 @@ const char* emulation_unwritten_reads() {
     static std::string text;
     int count;
     text = text_of(&unwritten_reads, &count);
+    unwritten_is_left = false;
     return text.c_str();
 }
 
@@ -419,7 +438,7 @@ void copy_issued(const BulkCopy& c) {
 // The record is one of epoch 0, which is ordered before everything.
 void copy_arrived(const BulkCopy& c) {
     Shadow* s = c.to_block->shadow + c.to;
-    for (size_t i = 0; i < c.bytes; i++) { s[i] = {pack_pc(c.pc), 0, 0}; }
+    for (size_t i = 0; i < c.bytes; i++) { s[i] = {pack_pc(c.pc) | (uint64_t)c.fiber->id << 32, 0, 0}; }
 }
 
 // A fence has an epoch of its own, so that what the thread writes after it can be told from what it has written before.
@@ -447,7 +466,9 @@ void check_proxy(Fiber* f, const Block* b, size_t offset, size_t bytes, void* pc
     }
 }
 
+static void observe_read(const Fiber* f, const void* p);
 void check_operand(Fiber* f, size_t offset, void* pc) {
+    if (emulation_replaying && is_followed(f)) { observe_read(f, f->block->shared + offset); }
     uint64_t write = f->block->shadow[offset].write;
     if (write & IN_FLIGHT) {
         shared_finding("a wgmma reads what an asynchronous copy is still writing", f, offset, pc, write);
@@ -574,6 +595,11 @@ static DeviceWrite write_of(uint64_t record) {
             (record & ATOMIC) != 0};
 }
 
+static Suspect suspect_of(uint64_t record, void* pc) {
+    uint32_t since = (emulation_launches - (uint32_t)(record & LAUNCH)) & (uint32_t)LAUNCH;
+    return {emulation_launches - since, record >> 12 & BLOCK_MASK, thread_of(record), pc};
+}
+
 // What the previous launch of each stream leaves to the next one.
 struct PreviousLaunch {
     uint32_t number, overlaps; // overlaps: of a launch that has released its dependents before it waited, otherwise 0
@@ -632,10 +658,13 @@ static void set_records(size_t offset, size_t bytes, uint64_t record) {
         } // pages of zeros take no memory until they are written
     }
 }
-void emulation_watch(const void* p, size_t bytes, bool unwritten) {
+void emulation_watch(const void* p, size_t bytes, EmulationWatch watch) {
     size_t offset;
     if (!bytes || !device_offset(p, &offset)) { return; }
-    set_records(offset, bytes, unwritten ? UNWRITTEN : 0);
+    unwritten_is_left |= watch == EMULATION_LEFT;
+    set_records(offset, bytes, watch == EMULATION_WRITTEN ? 0 : UNWRITTEN);
+    size_t kept = emulation_kept;
+    if (emulation_replaying && kept >= offset && kept < offset + bytes) { set_records(kept, 1, UNWRITTEN); }
     device().watched[offset] = bytes;
     unwritten_reads.clear();
 }
@@ -648,6 +677,14 @@ void host_has_written(const void* p, size_t bytes) {
     auto watched = std::prev(next);
     size_t end = std::min(offset + bytes, watched->first + watched->second);
     if (end > offset) { set_records(offset, end - offset, 0); }
+}
+
+// Remembers who has written what a property of random results is computed from.
+void host_reads(const void* p, size_t bytes) {
+    size_t offset, checksum = 8;
+    if (emulation_replaying || bytes <= checksum || !device_offset(p, &offset)) { return; }
+    uint64_t record = device().writes[(offset + bytes / 2) / 2];
+    if (record > UNWRITTEN) { last_suspect(suspect_of(record, unpack_pc(device().pcs[(offset + bytes / 2) / 2]))); }
 }
 
 static std::string describe_device(size_t offset) {
@@ -664,10 +701,12 @@ static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, 
     add_finding(what, describe_device(offset), f, pc, other, other_pc, note);
 }
 static void read_unwritten(Fiber* f, size_t offset, void* pc) {
+    if (emulation_replaying) { last_suspect({f->block->launch->number - emulation_replay_shift, f->block->number, f->id, NULL}); }
     static __thread void* last = NULL; // a loop would report each of its reads
     if (pc == last && !unwritten_reads.empty()) { return; }
     last = pc;
-    const char* what = "a read of what nobody has written,";
+    const char* what =
+        unwritten_is_left ? "a read of what the launch before has left," : "a read of what nobody has written,";
     add_finding(what, describe_device(offset), f, pc, NULL, NULL, {}, "", &unwritten_reads);
 }
 
@@ -751,17 +790,44 @@ void poll_memory(const void* p, size_t bytes, void* pc) {
     yield_thread({WAIT_MEMORY, p, pc});
 }
 
+std::string describe_thread(const Suspect& s) {
+    dim3 grid = shapes[s.launch & LAUNCH].grid, block = shapes[s.launch & LAUNCH].block;
+    unsigned b = (unsigned)s.block, t = (unsigned)s.thread;
+    return "thread " + describe({t % block.x, t / block.x % block.y, t / block.x / block.y}) + " of block " +
+           describe({b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y});
+}
 // "written at op.cu:40 by thread ..."; "" if no kernel has written this byte.
 static std::string writer_of(size_t offset) {
     uint64_t record = device().writes[offset / 2];
     bool another_byte = (record & ONE_BYTE) && (offset % 2 == 1) != ((record & SECOND_BYTE) != 0);
     if (record <= UNWRITTEN || another_byte) { return ""; }
-    DeviceWrite w = write_of(record);
-    dim3 grid = shapes[record & LAUNCH].grid, block = shapes[record & LAUNCH].block;
-    unsigned b = (unsigned)w.block, t = (unsigned)w.thread;
-    return "written at " + describe_pc(unpack_pc(device().pcs[offset / 2]), false) + " by thread " +
-           describe({t % block.x, t / block.x % block.y, t / block.x / block.y}) + " of block " +
-           describe({b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y});
+    Suspect writer = suspect_of(record, unpack_pc(device().pcs[offset / 2]));
+    return "written at " + describe_pc(writer.pc, false) + " by " + describe_thread(writer);
+}
+// A thread that has perhaps to write what is missing in this range: of the launch of a neighbour's record, in the nearest block
+// of which no thread has written anything, or in the same block; else the neighbour's writer.
+static Suspect absentee(size_t offset, size_t bytes, uint64_t neighbour) {
+    Suspect s = suspect_of(neighbour, NULL);
+    std::set<size_t> blocks, threads; // that have written
+    for (size_t g = offset / 2; g < (offset + bytes) / 2; g++) {
+        uint64_t record = device().writes[g];
+        if (record <= UNWRITTEN || (record & LAUNCH) != (neighbour & LAUNCH)) { continue; }
+        blocks.insert(record >> 12 & BLOCK_MASK);
+        if ((record >> 12 & BLOCK_MASK) == s.block) { threads.insert((size_t)thread_of(record)); }
+    }
+    auto missing = [](const std::set<size_t>& present, size_t from, const dim3& size) {
+        size_t most = (size_t)size.x * size.y * size.z;
+        for (size_t away = 1; away < most; away++) {
+            for (size_t i : {from - away, from + away}) {
+                if (i < most && !present.count(i)) { return i; }
+            }
+        }
+        return from;
+    };
+    size_t block = missing(blocks, s.block, shapes[neighbour & LAUNCH].grid);
+    if (block == s.block) { s.thread = (int)missing(threads, (size_t)s.thread, shapes[neighbour & LAUNCH].block); }
+    s.block = block;
+    return s;
 }
 const char* emulation_writer(const void* p, size_t size, size_t at, size_t n) {
     static std::string text;
@@ -776,15 +842,21 @@ const char* emulation_writer(const void* p, size_t size, size_t at, size_t n) {
     }
     std::string writer = writer_of(offset + at * size);
     if (!writer.empty()) { text = ", " + writer; }
-    if (record(at) > UNWRITTEN) { return text.c_str(); }
+    if (record(at) > UNWRITTEN) {
+        add_suspect(suspect_of(record(at), unpack_pc(device().pcs[(offset + at * size) / 2])));
+        return text.c_str();
+    }
+    if (!emulation_replaying && record(at) == 0) { emulation_kept = offset + at * size; }
     text = record(at) == UNWRITTEN ? ", which nobody has written" : ", which no kernel has written";
     for (size_t away = 1; away < n; away++) { // its nearest neighbour that a kernel has written
         for (size_t other : {at - away, at + away}) {
             if (other >= n || record(other) <= UNWRITTEN) { continue; }
             text += "; element " + std::to_string(other) + " was " + writer_of(offset + other * size);
+            add_suspect(absentee(offset, n * size, record(other)));
             return text.c_str();
         }
     }
+    add_suspect({last_checked, 0, 0, NULL}); // the whole range is as it was
     return text.c_str();
 }
 
@@ -945,8 +1017,24 @@ static void check_cluster(Fiber* f, const void* p, size_t bytes, void* pc) {
     }
 }
 
+// Tells trace.cpp who has written what the followed thread reads.
+static void observe_read(const Fiber* f, const void* p) {
+    const Block* b = f->block;
+    size_t in_shared = (size_t)((const char*)p - b->shared), in_device = (size_t)((const char*)p - device_base);
+    if (in_shared < SHARED_BYTES) {
+        uint64_t record = b->shadow[in_shared].write & ~IN_FLIGHT;
+        if (record > UNINITIALISED) {
+            add_input({b->launch->number, b->number, thread_of(record), unpack_pc((uint32_t)record)});
+        }
+    } else if (in_device < device_size && device().writes[in_device / 2] > UNWRITTEN) {
+        add_input(suspect_of(device().writes[in_device / 2], unpack_pc(device().pcs[in_device / 2])));
+    }
+}
 void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, void* pc) {
-    if (__builtin_expect(emulation_counting, 0)) { count_access(f, p, bytes, (CountKind)kind, pc); }
+    if (__builtin_expect(emulation_observed, 0)) {
+        if (emulation_counting) { count_access(f, p, bytes, (CountKind)kind, pc); }
+        if (emulation_replaying && kind == ACCESS_READ && is_followed(f)) { observe_read(f, p); }
+    }
     size_t in_shared = (size_t)((const char*)p - f->block->shared);
     size_t in_device = (size_t)((const char*)p - device_base);
     if (in_shared < SHARED_BYTES) {

@@ -237,6 +237,7 @@ static void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) 
         bool writes = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         count_copy(reads ? bytes : 0, writes ? bytes : 0);
     }
+    host_reads(from, bytes);
     memmove(to, from, bytes);
     host_has_written(to, bytes);
 }

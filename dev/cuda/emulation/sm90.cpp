@@ -126,7 +126,7 @@ static bool warp_has_passed(Fiber* f, size_t offset, int parity) {
 }
 void mbarrier_wait(uint64_t* barrier, int parity) {
     Fiber* f = emulation_now;
-    f->pc = __builtin_return_address(0);
+    f->pc = caller_of(__builtin_return_address(0));
     check_barrier(barrier, ACCESS_ATOMIC, f->pc);
     size_t offset = shared_offset(barrier);
     for (;;) {

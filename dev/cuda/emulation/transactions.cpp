@@ -28,7 +28,7 @@ halves of the warp, those of 16 bytes in four quarters: each takes as many wavef
 
 enum { SECTOR = 32, LINE = 128, NUM_BANKS = 32, BANK = 4, MAX_ACCESS = 16 };
 
-bool emulation_counting;
+bool emulation_counting, emulation_observed;
 
 // ---- what is counted ------------------------------------------------------------------------------
 
@@ -449,7 +449,7 @@ void count_copy(size_t read, size_t written) {
 void emulation_count(bool on) {
     if (on) { sites.clear(), kernels.clear(), find.clear(), kernel_now = -1; }
     if (on) { line_table(); } // read here: the stacks of kernels are small
-    emulation_counting = on;
+    emulation_counting = emulation_observed = on;
 }
 
 // ---- where a place is in the source -------------------------------------------------------------------------

@@ -406,11 +406,11 @@ __global__ void bug_kernel52(float* out) {
 // ---- state that the next launches need ----
 
 __global__ void bug_kernel53(float* out, int* state) { // the counter is not reset
-    if (__syncthreads_or(threadIdx.x == 0 && atomicAdd(state, 1) == 0)) { out[threadIdx.x] = 0.0f; }
+    if (__syncthreads_or(threadIdx.x == 0 && atomicAdd(state, 1) == 0)) { out[threadIdx.x] = 0.0f; } // bug 53
 }
 __global__ void bug_kernel54(float* out,
                              int* state) { // launches take turns with two sums, and nobody sets them to zero
-    int launch = state[0], *sum = state + 1 + launch % 2;
+    int launch = state[0], *sum = state + 1 + launch % 2; // bug 54
     __syncthreads();
     if (threadIdx.x == 0) { state[0] = launch + 1, *sum += 1; }
     __syncthreads();
@@ -444,6 +444,42 @@ __global__ void waiting_kernel(float* other) { // the next kernel starts when ea
     grid_wait_dependency();
     grid_launch_dependents();
     other[threadIdx.x] = 0.0f;
+}
+
+// ---- what a thread has executed before its result was wrong ----
+
+__device__ inline float value62() {
+    return threadIdx.x == 40; // bug 62
+}
+__device__ inline void put63(float* x) {
+    if (threadIdx.x >= 32) { return; }
+    x[threadIdx.x] = threadIdx.x == 8; // bug 63
+}
+__device__ inline bool comes64() {
+    return blockIdx.x == 0; // bug 64
+}
+__device__ inline void wait65(const float* out) {
+    for (unsigned i = 0; i != 63; i += 2) { // bug 65
+        if (out[threadIdx.x] > 0.0f) { return; }
+    }
+}
+__global__ void bug_kernel62(float* out) {
+    float value = value62();
+    out[threadIdx.x] = value;
+}
+__global__ void bug_kernel63(float* out) {
+    __shared__ float x[32];
+    put63(x);
+    __syncthreads();
+    out[threadIdx.x] = threadIdx.x < 32 ? 0.0f : x[threadIdx.x - 32];
+}
+__global__ void bug_kernel64(float* out) {
+    if (!comes64()) { return; }
+    out[blockIdx.x * 32 + threadIdx.x] = 0.0f;
+}
+__global__ void bug_kernel65(float* out) {
+    wait65(out);
+    out[threadIdx.x] = 0.0f;
 }
 
 static void declare(Bench& b) {
@@ -555,6 +591,10 @@ static void declare(Bench& b) {
     early(58, "right: a thread waits for its block", waiting_kernel58, releasing_kernel);
     early(59, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55, releasing_kernel);
     early(60, "right: the kernel before the previous one has ended", bug_kernel55, waiting_kernel);
+    kernel(62, "before: thread (40,0,0) of block (0,0,0) was at", bug_kernel62, 1);
+    kernel(63, "by thread (8,0,0) of block (0,0,0), which was at", bug_kernel63, 1);
+    b.kernel(64, "before: thread (0,0,0) of block (1,0,0) was at", [=](int) { bug_kernel64<<<2, 32>>>(out); }, {0});
+    kernel(65, "a thread that runs and runs, and waits for nothing", bug_kernel65, 1);
     kernel(61, "a deadlock: all threads poll memory that nobody writes, at emulation_bugs.cu:", bug_kernel10, 1);
 }
 

@@ -3,6 +3,8 @@
 # overflows at 2^31 elements, `(size_t)row * C + c` does not. clang-query finds them in the C++ that dev/cuda's emulation makes of the
 # sources. Products whose names say that they are small are left out: 2 * k, h * HS. All others must stand in index_widths.txt, which
 # says what bounds them. A variable that is initialised with such a product counts as one; one that is assigned later does not.
+# Also, no variable of 32 bits may be set to a size_t, be increased by one, or be counted up to one.
+# OP=matmul_forward test_index_widths.sh sources: only the sources of this op
 . "$(dirname "$0")/../test.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL
 list=dev/test/gpu/index_widths.txt
@@ -21,7 +23,13 @@ let sum expr(narrow, eachOf(anyOf(product, forEachDescendant(product)), anyOf(he
 let index arraySubscriptExpr(hasIndex(ignoringParenImpCasts(sum)))
 let offset binaryOperator(hasAnyOperatorName("+", "-", "+=", "-="), hasType(pointerType()), hasRHS(ignoringParenImpCasts(sum)))
 let cast castExpr(hasCastKind("CK_IntegralCast"), wide, hasSourceExpression(ignoringParens(sum)))
-match expr(isExpansionInFileMatching("/tree/|planted"), unless(isExpansionInFileMatching("ptx.cuh")), anyOf(index, offset, cast))'
+match expr(isExpansionInFileMatching("/tree/|planted"), unless(isExpansionInFileMatching("ptx.cuh")), anyOf(index, offset, cast))
+let cuttype qualType(hasCanonicalType(anyOf(asString("int"), asString("unsigned int"), asString("const int"), asString("const unsigned int"))))
+let size expr(wide, anyOf(declRefExpr(), binaryOperator(hasAnyOperatorName("+", "-", "*"))), unless(hasDescendant(unaryExprOrTypeTraitExpr())))
+let heldcut implicitCastExpr(hasType(cuttype), hasSourceExpression(ignoringParenImpCasts(size)), anyOf(hasParent(varDecl(unless(isConstexpr()))), hasParent(binaryOperator(hasOperatorName("=")))))
+let added binaryOperator(hasAnyOperatorName("+=", "-="), hasLHS(narrow), hasRHS(ignoringParenImpCasts(size)))
+let counted binaryOperator(hasAnyOperatorName("<", "<="), hasLHS(ignoringParenImpCasts(declRefExpr(narrow))), hasRHS(ignoringParenImpCasts(size)))
+match expr(isExpansionInFileMatching("/tree/dev/cuda/|/tree/train_gpt2|cuh$|planted"), unless(isExpansionInFileMatching("ptx.cuh")), anyOf(heldcut, added, counted)).bind("cut")'
 
 # products FILE ...: prints FILE:LINE:COLUMN: PRODUCT for each product in these rewritten sources, once for each place. Sources with
 # the same headers find the same places.
@@ -32,10 +40,10 @@ products() {
         -- -x c++ -std=c++17 -w -DENABLE_BF16 -DGPU_PROGRAM -Idev/cuda/emulation >"$1/$(basename FILE).found" 2>&1' sh "$tmp"
     ! grep -h -i 'error' "$tmp"/*.found || fail "clang-query cannot read the sources"
     cat "$tmp"/*.found | awk '
-        /: note: "(product|held)" binds here/ {
+        /: note: "(product|held|cut)" binds here/ {
             split($1, place, ":")
             sub(/.*\//, "", place[1])
-            held = $0 ~ /"held"/ ? "held " : ""
+            held = $0 ~ /"held"/ ? "held " : $0 ~ /"cut"/ ? "cut " : ""
             wanted = 3
         }
         wanted > 0 { wanted-- }
@@ -60,6 +68,7 @@ large() {
             product = $0
             sub(/^[^ ]*: /, "", product)
             held = sub(/^held /, "", product)
+            if (sub(/: cut /, ": ")) { print; next }
             if (held && product !~ /(^|[ .>])(C|OC|K|V|Vp)( \*|$)/ && product !~ /block_index.*x128::size/) { next }
             sub(/: held /, ": ")
             unknown = few = rows = 0
@@ -86,18 +95,23 @@ counted() { sed 's/:[0-9]*:[0-9]*: /: /' | LC_ALL=C sort | uniq -c | sed 's/^ */
 needs_query() { command -v clang-query >/dev/null || skip "needs clang-query: apt-get install clang-tools"; }
 
 test_sources() {
-    wants_more
+    [ -n "${OP-}" ] || wants_more
     needs_query
     emulated ../../build/dev_cuda/cpu/program
     local file sources=("$tree/test_gpt2.cu") # includes train_gpt2.cu
     for file in dev/cuda/*.cu; do # the emulation has no NCCL
         case $file in */practice_* | */nccl_all_reduce.cu) ;; *) sources+=("$tree/$file") ;; esac
     done
+    [ -z "${OP-}" ] || sources=("$tree/dev/cuda/$OP.cu")
     products "${sources[@]}" >"$tmp/all"
-    large <"$tmp/all" | without_copies | counted >"$tmp/found"
+    large <"$tmp/all" | without_copies >"$tmp/places"
+    counted <"$tmp/places" >"$tmp/found"
     echo "note: $(wc -l <"$tmp/all") products of ints are widened, $(wc -l <"$tmp/found") in index_widths.txt"
-    diff <(grep -v -e '^#' -e '^$' $list | sort) <(sort "$tmp/found") >"$tmp/diff" && return
+    # of one op, the others' products are not there
+    diff <(grep -v -e '^#' -e '^$' $list | sort) <(sort "$tmp/found") | grep "^[$([ -n "${OP-}" ] || echo '<')>]" >"$tmp/diff" || return 0
     cat "$tmp/diff"
+    sed -n 's/^> [0-9]* //p' "$tmp/diff" >"$tmp/new"
+    awk 'FNR == NR { new[$0] = 1; next } { product = $0; sub(/:[0-9]*:[0-9]*: /, ": ", product) } product in new' "$tmp/new" "$tmp/places"
     fail "'>': write one factor as (size_t)x, or add the line to $list if the product is bounded; '<': no longer there"
 }
 
@@ -114,6 +128,9 @@ void planted(float* out, const float* inp, unsigned block, unsigned threads, int
     out[n * 8] = *(inp + c + (row + 1) * 2 * C) * inp[wide * C];
     int first = row * C + 1, last = n * C, unused = B * C, tokens = B * T;
     out[first + c] = inp[tokens] + (float)(unused + (last < n));
+    int end = wide * n + 1, rest = (int)wide;
+    const unsigned copy = wide, size = sizeof(int) * wide;
+    for (int i = 0; i < wide; i += wide) { rest = wide % 7, end -= copy + size; }
 }
 CU
     products "$tmp/planted.cu" | large | counted >"$tmp/found"
@@ -121,8 +138,12 @@ CU
 1 planted.cu: B * T
 1 planted.cu: B * T * C
 1 planted.cu: block * threads
+1 planted.cu: i += wide
+1 planted.cu: i < wide
 1 planted.cu: n * 8
-2 planted.cu: row * C"
+2 planted.cu: row * C
+1 planted.cu: wide
+1 planted.cu: wide * n + 1"
 }
 
 tests=(sources planted)
