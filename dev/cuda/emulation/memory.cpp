@@ -148,9 +148,10 @@ std::string describe(uint3 i) {
     return "(" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
 }
 
-// The text of the findings, at most five of them, and no longer findings afterwards.
+// The text of the findings, the first of each kind, and no longer findings afterwards.
 static std::string text_of(std::vector<Finding>* list, int* count) {
     std::string text;
+    std::set<std::string> kinds;
     *count = 0;
     for (const Finding& found : *list) {
         std::string kernel = describe_pc((void*)found.kernel, true);
@@ -159,10 +160,8 @@ static std::string text_of(std::vector<Finding>* list, int* count) {
             known |= kernel.compare(0, strlen(a.kernel), a.kernel) == 0 && strcmp(found.what, a.what) == 0;
         }
         if (known) { continue; }
-        if (++*count > 5) {
-            text += "; and more";
-            break;
-        }
+        ++*count;
+        if (!kinds.insert(kernel + found.what).second) { continue; }
         if (found.pc && *count == 1) { add_suspect(found.suspect); }
         text += (text.empty() ? "" : "; ") + kernel + ": " + found.what + found.detail;
         if (found.pc) { text += ", at " + describe_pc(found.pc, false); }
@@ -179,6 +178,7 @@ static std::string text_of(std::vector<Finding>* list, int* count) {
         if (!found.more.empty()) { text += "; " + found.more; }
         if (found.count > 1) { text += " (" + std::to_string(found.count) + " times)"; }
     }
+    if (*count > (int)kinds.size()) { text += "; the same at " + std::to_string(*count - (int)kinds.size()) + " more places"; }
     list->clear();
     return text;
 }

@@ -22,12 +22,14 @@ static uint32_t first_launch; // those before the check
 static std::vector<Suspect> suspects;
 static Suspect last; // launch 0: none
 static std::mutex suspects_mutex;
+static bool hangs; // a thread does not end: to follow it would take forever
 
 void emulation_begin_check() {
     if (emulation_replaying) { return; }
     suspects.clear();
     last = {};
     emulation_kept = 0;
+    hangs = false;
     first_launch = emulation_launches;
 }
 void last_suspect(const Suspect& s) { last = s; }
@@ -59,7 +61,7 @@ static uint32_t steps;
 static uintptr_t kernel, top; // its first instruction; the stack pointer there, 0: the thread has not come to it
 
 static void on_step(int, siginfo_t*, void* context) {
-    const uint32_t most_steps = 20000000; // half a minute
+    const uint32_t most_steps = 5000000; // ten seconds
     greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
     uintptr_t sp = (uintptr_t)registers[REG_RSP], text = (uintptr_t)&__executable_start;
     uintptr_t at = (uintptr_t)registers[REG_RIP] - text;
@@ -133,6 +135,7 @@ static void on_second(int, siginfo_t*, void* context) {
     bool in_kernel = pc >= &__executable_start && pc < &emulation_switch; // so it holds no lock
     if (seconds < most_seconds || !in_kernel) { return; }
     report("a thread that runs and runs, and waits for nothing", emulation_now, (char*)pc + 1, NULL, NULL);
+    hangs = true;
     seconds = 0, most_seconds = std::min(most_seconds, 5.0); // the next one is probably the same
     registers[REG_RIP] = (greg_t)end_hung_thread, registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~15L) - 8;
 }
@@ -188,18 +191,6 @@ static std::string last_lines(void* pc, Places* places, int most) {
     for (const auto& e : executed) { addresses.push_back(e.second); }
     std::string lines;
     std::vector<std::vector<std::string>> all = lines_of(addresses);
-    if (getenv("TRACE_DUMP")) {
-        FILE* f = fopen(getenv("TRACE_DUMP"), "a");
-        fprintf(f, "TRACE steps %u end %u\n", steps, end);
-        for (const auto& calls : all) {
-            for (const std::string& frame : calls) { fprintf(f, "%s ", frame.c_str()); }
-            fprintf(f, "\n");
-        }
-        for (size_t i = inputs.size(); i-- > 0;) {
-            fprintf(f, "INPUT launch %d thread %d %s\n", (int)inputs[i].launch, inputs[i].thread, describe_pc(inputs[i].pc, false).c_str());
-        }
-        fclose(f);
-    }
     for (const auto& calls : all) {
         for (const std::string& frame : calls) {
             if (most == 0 || !places->add(frame)) { continue; }
@@ -213,36 +204,33 @@ static std::string last_lines(void* pc, Places* places, int most) {
 const char* emulation_explain(const std::function<void()>& again) {
     static std::string text;
     text = "";
-    std::vector<Suspect> queue = suspects;
+    if (hangs) { return ""; }
     if (emulation_kept) { // who reads the start value should perhaps write another one
         last = {};
         replay(again, NULL);
-        if (last.launch) { queue.insert(queue.begin(), last); }
-    } else if (queue.empty() && last.launch) {
-        queue = {last};
+        if (last.launch) { suspects.insert(suspects.begin(), last); }
+    } else if (suspects.empty() && last.launch) {
+        suspects = {last};
     }
     struct sigaction step = {}, before;
     step.sa_sigaction = on_step, step.sa_flags = SA_SIGINFO;
     sigaction(SIGTRAP, &step, &before);
     Places places;
-    const size_t most_threads = 3;
-    bool is_input = false; // the thread before has read what this one wrote
-    for (size_t i = 0; i < queue.size() && i < most_threads; i++) {
-        Suspect s = queue[i];
+    Suspect s = suspects.empty() ? Suspect{} : suspects[0];
+    for (int depth = 0; depth < 3 && s.launch; depth++) { // its last lines, its input's, and the input's of that one
         std::string access = s.pc ? places.add_access(s.pc) : "";
         replay(again, &s);
-        std::string lines = last_lines(s.pc, &places, i == 0 ? 3 : 2);
-        if (is_input) {
+        std::string lines = last_lines(s.pc, &places, depth == 0 ? 3 : 1);
+        if (depth > 0) {
             text += "; input: " + (access.empty() ? "" : "written at " + access + " ") + "by " + describe_thread(s) +
                     (lines.empty() ? "" : ", which was at " + lines);
         } else if (!lines.empty()) {
             text += "; before: " + describe_thread(s) + " was at " + lines;
         }
-        is_input = false;
-        for (size_t j = inputs.size(); j-- > 0 && !is_input;) { // what it has read, the latest first
+        s = {};
+        for (size_t j = inputs.size(); j-- > 0 && !s.launch;) { // what it has read, the latest first
             Places known = places;
-            is_input = !known.add_access(inputs[j].pc).empty();
-            if (is_input) { queue.insert(queue.begin() + (long)i + 1, inputs[j]); }
+            if (!known.add_access(inputs[j].pc).empty()) { s = inputs[j]; }
         }
     }
     sigaction(SIGTRAP, &before, NULL);

@@ -452,16 +452,13 @@ __device__ inline float value62() {
     return threadIdx.x == 40; // bug 62
 }
 __device__ inline void put63(float* x) {
-    if (threadIdx.x >= 32) { return; }
     x[threadIdx.x] = threadIdx.x == 8; // bug 63
 }
 __device__ inline bool comes64() {
     return blockIdx.x == 0; // bug 64
 }
 __device__ inline void wait65(const float* out) {
-    for (unsigned i = 0; i != 63; i += 2) { // bug 65
-        if (out[threadIdx.x] > 0.0f) { return; }
-    }
+    for (unsigned i = 0; i != 63 && !(out[threadIdx.x] > 0.0f); i += 2) {} // bug 65
 }
 __global__ void bug_kernel62(float* out) {
     float value = value62();
@@ -469,7 +466,7 @@ __global__ void bug_kernel62(float* out) {
 }
 __global__ void bug_kernel63(float* out) {
     __shared__ float x[32];
-    put63(x);
+    if (threadIdx.x < 32) { put63(x); }
     __syncthreads();
     out[threadIdx.x] = threadIdx.x < 32 ? 0.0f : x[threadIdx.x - 32];
 }
@@ -591,11 +588,11 @@ static void declare(Bench& b) {
     early(58, "right: a thread waits for its block", waiting_kernel58, releasing_kernel);
     early(59, "before grid_wait_dependency(), a read of what a previous kernel writes", bug_kernel55, releasing_kernel);
     early(60, "right: the kernel before the previous one has ended", bug_kernel55, waiting_kernel);
-    kernel(62, "before: thread (40,0,0) of block (0,0,0) was at", bug_kernel62, 1);
-    kernel(63, "by thread (8,0,0) of block (0,0,0), which was at", bug_kernel63, 1);
-    b.kernel(64, "before: thread (0,0,0) of block (1,0,0) was at", [=](int) { bug_kernel64<<<2, 32>>>(out); }, {0});
-    kernel(65, "a thread that runs and runs, and waits for nothing", bug_kernel65, 1);
     kernel(61, "a deadlock: all threads poll memory that nobody writes, at emulation_bugs.cu:", bug_kernel10, 1);
+    kernel(62, "before: thread (40,0,0) of block (0,0,0) was at", bug_kernel62, 1);
+    kernel(63, "input: written at emulation_bugs.cu:", bug_kernel63, 1);
+    b.kernel(64, "before: thread (31,0,0) of block (1,0,0) was at", [=](int) { bug_kernel64<<<2, 32>>>(out); }, {0});
+    kernel(65, "a thread that runs and runs, and waits for nothing", bug_kernel65, 1);
 }
 
 int main(int argc, char** argv) {
