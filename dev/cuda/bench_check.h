@@ -634,11 +634,16 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
         };
         const char* reason = bench_skip_reason(d, k);
         if (reason) { skip("", reason); }
+        int number_of_config = 0;
         for (int config : reason ? std::vector<int>{} : bench_configs(k)) {
             double worst;
             std::string wrong;
             const char* missing = NULL;
             std::string what = number + " " + bench_config_text(k, config);
+#ifdef CUDA_EMULATION
+            int few = (s.number + number_of_config++) % 2;
+            what += emulation_sms(few ? 2 : 4) == 2 ? ", EMULATION_SMS=2" : "";
+#endif
             bench_name_division(s, bench_shape_text(s, shape), what.c_str(),
                                 config ? "" : "; configuration 0 stands for the launcher's default");
             Range range("check %s", what.c_str());
@@ -678,15 +683,16 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             printf("\n");
             fflush(stdout);
         }
-        if (!quiet) { bench_check_properties(k, counts); }
+        if (!quiet && !counts->stops()) { bench_check_properties(k, counts); }
     }
 }
 
 // Checks all kernels with one shape and one kind of input. may_skip: the emulation may leave it out if it takes too long.
+// number: of the case. Every second configuration runs on 2 emulated SMs instead of 4: blocks of persistent kernels take more tiles.
 inline void bench_check_case(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& s, int which,
-                             bool may_skip, BenchCounts* counts) {
+                             bool may_skip, int number, BenchCounts* counts) {
     BenchState state, cost;
-    state.op = op;
+    state.op = op, state.number = number;
     std::string missing;
     BenchDeclined declined = bench_try([&] { cost = bench_cost(declare, s, which); });
     if (!declined.why.empty()) {
@@ -701,6 +707,7 @@ inline void bench_check_case(const BenchDevice& d, const char* op, void (*declar
         missing = "takes the emulation too long; EMULATION_LIMIT=10 allows ten times the work";
         std::copy(cost.reads, cost.reads + 5, state.reads);
     } else {
+        emulation_sms(4);
         const char* needs = emulation_try([&] { bench_declare(state, d, declare, s, which); });
         if (needs) { missing = "needs " + std::string(needs) + ", which is not emulated"; }
     }
@@ -816,7 +823,7 @@ inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare
         f.seed = (int)(rng() >> 1);
         Shape s;
         if (!bench_draw_shape(&s, declare, shapes, which, rng)) { continue; }
-        bench_check_case(d, op, declare, s, which, false, &counts);
+        bench_check_case(d, op, declare, s, which, false, f.seed, &counts);
         num_shapes += checks() > before;
         if (counts.failed == failed) { continue; }
         if (std::exchange(found, bench_findings().size()) == bench_findings().size()) { continue; } // nothing new
@@ -870,7 +877,7 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
         const Shape& s = shapes[i];
         for (int which = 0; which < num_cases; which++) {
             if ((f.input_case >= 0 && which != f.input_case) || counts.stops()) { continue; }
-            bench_check_case(d, op, declare, s, which, i > 0, &counts);
+            bench_check_case(d, op, declare, s, which, i > 0, given ? f.seed : (int)i, &counts);
         }
     }
     bench_print_repeats();

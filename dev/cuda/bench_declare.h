@@ -417,6 +417,7 @@ struct BenchState {
     bool sampled = false;           // some references compute only a part of the results
     const char* varies = "BTC";     // see Bench::varies
     std::vector<const char*> cases; // names of the kinds of input; empty: there is one kind
+    int number = 0;                 // of the case
     int which = 0;                  // the kind of input that declare() was called for
     std::vector<const char*> kinds; // names of the kinds of operation; empty: there is one kind
     int kind = 0;                   // the kind of operation that declare() was called for

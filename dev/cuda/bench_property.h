@@ -51,10 +51,15 @@ inline std::string bench_unbiased(const BenchBits& x) {
     }
     return "";
 }
+// The bits of piece i, of which `begins` has the begins.
+inline BenchBits bench_piece(const BenchBits& all, const std::vector<size_t>& begins, size_t i) {
+    long begin = (long)begins[i], end = (long)(i + 1 < begins.size() ? begins[i + 1] : all.p.size());
+    return {{all.p.begin() + begin, all.p.begin() + end}, {all.bit.begin() + begin, all.bit.begin() + end}};
+}
 // Bits i of a and i + shift of b are drawn independently of each other: they are equal as often as they should be.
 inline std::string bench_independent(const BenchBits& a, const BenchBits& b, size_t shift, const std::string& what) {
     BenchSum equal;
-    for (size_t i = 0; i + shift < b.p.size(); i++) {
+    for (size_t i = 0; i < a.p.size() && i + shift < b.p.size(); i++) {
         double p = a.p[i], q = b.p[i + shift];
         equal.add(a.bit[i] == b.bit[i + shift], p * q + (1 - p) * (1 - q));
     }
@@ -100,8 +105,9 @@ inline BenchRounded bench_round_weights(const std::function<void(floatX*, float*
     return result;
 }
 // Stochastic rounding is unbiased, and each element, update and seed has bits of its own. run(seed, update) is one launch from
-// the same start values. Ranks have different seeds. period: of pieces in the results, such as layers, if it is no power of two.
-inline std::string bench_stochastic_rounding(const std::function<BenchRounded(uint32_t, int)>& run, size_t period = 0) {
+// the same start values. Ranks have different seeds. pieces: where those of the results begin, such as matrices and vectors.
+inline std::string bench_stochastic_rounding(const std::function<BenchRounded(uint32_t, int)>& run,
+                                             const std::vector<size_t>& pieces = {}) {
     BenchBits bits[3];
     std::string wrong;
     const int launches[3][2] = {{1337, 5}, {1337, 6}, {1338, 5}}; // seed, update
@@ -114,7 +120,12 @@ inline std::string bench_stochastic_rounding(const std::function<BenchRounded(ui
     for (size_t shift = 1; shift < bits[0].p.size() && wrong.empty(); shift *= 2) { // also from matrix to matrix
         wrong = bench_independent(bits[0], bits[0], shift, "in elements " + std::to_string(shift) + " apart");
     }
-    if (wrong.empty() && period > 0) { wrong = bench_independent(bits[0], bits[0], period, "in two pieces"); }
+    for (size_t i = 0; i < pieces.size(); i++) {
+        for (size_t j = i + 1; j < pieces.size() && wrong.empty(); j++) {
+            std::string what = "in the pieces at " + std::to_string(pieces[i]) + " and " + std::to_string(pieces[j]);
+            wrong = bench_independent(bench_piece(bits[0], pieces, i), bench_piece(bits[0], pieces, j), 0, what);
+        }
+    }
     return wrong;
 }
 

@@ -163,6 +163,10 @@ static void declare(Bench& b) {
             },
             {0}, arch);
         if (!std::is_same<floatX, __nv_bfloat16>::value || kind != 1) { return; }
+        std::vector<size_t> pieces;
+        for (size_t at = 0; at < n - of_layer; at += of_layer) {
+            pieces.push_back(at), pieces.push_back(at + f.update.matrices);
+        }
         b.property("stochastic rounding", [=] {
             return bench_stochastic_rounding(
                 [=](uint32_t seed, int num_updates) {
@@ -176,7 +180,7 @@ static void declare(Bench& b) {
                     return BenchRounded{bench_download(master + of_layer, values),
                                         bench_download(params + of_layer, values)};
                 },
-                of_layer);
+                pieces);
         });
     };
     kernel(

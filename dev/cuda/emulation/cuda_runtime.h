@@ -504,6 +504,8 @@ inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), di
 // Sets the order in which warps and lanes run: 0 in the order of their numbers, others drawn from the number; -1, the
 // default: another one for each launch.
 void emulation_schedule(int number);
+// From now on the device has this number of SMs, unless EMULATION_SMS says another one, which is returned. Default: 4.
+int emulation_sms(int number);
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);

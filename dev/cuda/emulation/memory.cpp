@@ -178,7 +178,8 @@ static std::string text_of(std::vector<Finding>* list, int* count) {
         if (!found.more.empty()) { text += "; " + found.more; }
         if (found.count > 1) { text += " (" + std::to_string(found.count) + " times)"; }
     }
-    if (*count > (int)kinds.size()) { text += "; the same at " + std::to_string(*count - (int)kinds.size()) + " more places"; }
+    int more = *count - (int)kinds.size();
+    if (more > 0) { text += "; the same at " + std::to_string(more) + (more == 1 ? " more place" : " more places"); }
     list->clear();
     return text;
 }

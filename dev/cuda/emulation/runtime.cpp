@@ -291,9 +291,10 @@ int emulation_arch() {
 // ---- device -------------------------------------------------------------------------------------------------
 // A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
 
-static int num_sms() { // 4, or what EMULATION_SMS says
+static int num_sms = 4;
+int emulation_sms(int number) {
     const char* text = getenv("EMULATION_SMS");
-    return text && atoi(text) > 0 ? std::min(atoi(text), 1024) : 4;
+    return num_sms = text && atoi(text) > 0 ? std::min(atoi(text), 1024) : number;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
     const char* text = getenv("EMULATION_GPUS");
@@ -311,14 +312,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     const char* name = getenv("EMULATION_NAME");
     snprintf(properties->name, sizeof(properties->name), "%s", name ? name : "CPU emulation (its times mean nothing)");
     properties->major = emulation_arch() / 10, properties->minor = emulation_arch() % 10;
-    properties->multiProcessorCount = num_sms();
+    properties->multiProcessorCount = emulation_sms(num_sms);
     properties->totalGlobalMem = (size_t)4 << 30;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-        *value = num_sms();
+        *value = emulation_sms(num_sms);
         break;
     case cudaDevAttrMaxThreadsPerMultiProcessor:
         *value = 2048;

@@ -593,9 +593,11 @@ void emulation_wgmma(float* d, const uint32_t* a_registers, uint64_t a, uint64_t
     WarpProduct& p = x.product;
     p.a_descriptor = a, p.b_descriptor = b, p.columns = columns, p.type = type;
     p.a_transposed = a_transposed, p.b_transposed = b_transposed;
-    p.accumulates = accumulate, p.group = emulation_now->product_group, p.pc = __builtin_return_address(0);
+    p.accumulates = accumulate, p.group = emulation_now->product_group, p.pc = caller_of(__builtin_return_address(0));
     x.d = d, x.a = a_registers;
     warp_collective(0xFFFFFFFFu, issue_product, &x, p.pc);
+    const Fiber* f = emulation_now;
+    if (emulation_replaying && is_followed(f)) { add_input({f->block->launch->number, f->block->number, f->id, p.pc}); }
 }
 void wgmma_commit() { emulation_now->product_group++; }
 

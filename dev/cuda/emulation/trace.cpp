@@ -22,7 +22,7 @@ static uint32_t first_launch; // those before the check
 static std::vector<Suspect> suspects;
 static Suspect last; // launch 0: none
 static std::mutex suspects_mutex;
-static bool hangs; // a thread does not end: to follow it would take forever
+static bool hangs; // a launch does not end: to follow a thread would take forever
 
 void emulation_begin_check() {
     if (emulation_replaying) { return; }
@@ -117,27 +117,25 @@ static void replay(const std::function<void()>& again, const Suspect* s) {
     emulation_replay_shift = 0, target = NULL, followed = NULL;
 }
 
-// ---- a thread that does not end ------------------------------------------------------------------------------------
-// The thread that runs is looked at in each second of CPU time. A loop that never waits would run forever.
+// ---- a launch that does not end ------------------------------------------------------------------------------------
+// Its threads run and perhaps wait for each other, but none of them ends. Looked at in each second of CPU time.
 
-static void end_hung_thread() { end_launch(NULL); }
+static void end_hung_launch() { end_launch(NULL); }
 static void on_second(int, siginfo_t*, void* context) {
     static double seconds, most_seconds = std::max(2.0, 60 * emulation_limit());
-    static const Fiber* before;
-    static size_t block;
     static uint32_t launch;
     const Fiber* f = emulation_now;
-    bool same = f && f == before && f->block->number == block && f->block->launch->number == launch;
-    seconds = same ? seconds + 1 : 0, before = f;
-    if (f) { block = f->block->number, launch = f->block->launch->number; }
+    bool same = f && f->block->launch->number == launch;
+    seconds = same ? seconds + 1 : 0;
+    if (f) { launch = f->block->launch->number; }
     greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
     void* pc = (void*)registers[REG_RIP];
     bool in_kernel = pc >= &__executable_start && pc < &emulation_switch; // so it holds no lock
     if (seconds < most_seconds || !in_kernel) { return; }
-    report("a thread that runs and runs, and waits for nothing", emulation_now, (char*)pc + 1, NULL, NULL);
+    report("a launch that does not end", emulation_now, (char*)pc + 1, NULL, NULL);
     hangs = true;
     seconds = 0, most_seconds = std::min(most_seconds, 5.0); // the next one is probably the same
-    registers[REG_RIP] = (greg_t)end_hung_thread, registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~15L) - 8;
+    registers[REG_RIP] = (greg_t)end_hung_launch, registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~15L) - 8;
 }
 void watch_for_hangs() {
     static bool watches = false;
@@ -154,27 +152,29 @@ void watch_for_hangs() {
 // Lines that have been named, as file:line.
 struct Places {
     std::vector<std::string> all;
+    static constexpr int apart = 10; // a reader who looks at a line sees its neighbours, too
     // Adds a line unless it is near another one, or in a helper, whose callers tell more.
     bool add(const std::string& frame) {
         auto line_of = [](const std::string& s) { return atoi(s.c_str() + s.find(':') + 1); };
         auto near = [&](const std::string& other) {
             bool same_file = frame.compare(0, frame.find(':') + 1, other, 0, other.find(':') + 1) == 0;
-            return same_file && abs(line_of(frame) - line_of(other)) <= 5;
+            return same_file && abs(line_of(frame) - line_of(other)) <= apart;
         };
         bool is_helper = frame.find(".cu") == std::string::npos || frame.compare(0, 12, "cuda_common.") == 0;
         if (is_helper || std::any_of(all.begin(), all.end(), near)) { return false; }
         all.push_back(frame);
         return true;
     }
-    // Adds the line of an access and those of the calls around it. Returns the first that is new, or "".
+    // Adds the line of an access and those of the calls around it. Returns the first two that are new.
     std::string add_access(void* pc) {
-        std::string first;
-        for (const auto& frames : lines_of({(uintptr_t)pc - 1})) {
-            for (const std::string& frame : frames) {
-                if (add(frame) && first.empty()) { first = frame; }
-            }
+        std::string text;
+        int count = 0;
+        const std::vector<std::string> frames = lines_of({(uintptr_t)pc - 1})[0];
+        for (const std::string& frame : frames) {
+            if (!add(frame) || ++count > 2) { continue; }
+            text += (text.empty() ? "" : ", called from ") + frame;
         }
-        return first;
+        return text;
     }
 };
 
@@ -209,8 +209,9 @@ const char* emulation_explain(const std::function<void()>& again) {
         last = {};
         replay(again, NULL);
         if (last.launch) { suspects.insert(suspects.begin(), last); }
-    } else if (suspects.empty() && last.launch) {
+    } else if (suspects.empty() && last.launch) { // the message does not tell yet who has written what is wrong
         suspects = {last};
+        if (last.pc) { text = "; written at " + describe_pc(last.pc, false) + " by " + describe_thread(last); }
     }
     struct sigaction step = {}, before;
     step.sa_sigaction = on_step, step.sa_flags = SA_SIGINFO;
