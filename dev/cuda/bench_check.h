@@ -614,7 +614,8 @@ inline void bench_check_properties(const BenchKernel& k, BenchCounts* counts) {
 #endif
         (wrong.empty() ? counts->passed : counts->failed)++;
         std::string where = " kernel " + std::to_string(k.number) + ", " + property.first;
-        wrong.empty() ? bench_print_lines("ok" + where) : bench_report("FAIL", where, wrong, [&] { property.second(); });
+        wrong.empty() ? bench_print_lines("ok" + where)
+                      : bench_report("FAIL", where, wrong, [&] { property.second(); });
     }
 }
 

@@ -646,8 +646,7 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.kernel = kernel, launch.grid = grid, launch.block = block, launch.shared_bytes = shared_bytes;
     launch.all_resident = all_resident, launch.call = call, launch.closure = closure;
     launch.number = ++emulation_launches;
-    launch.schedule =
-        schedule_number < 0 ? (launch.number - emulation_replay_shift) % 1000 : (uint64_t)schedule_number;
+    launch.schedule = schedule_number < 0 ? (launch.number - emulation_replay_shift) % 1000 : (uint64_t)schedule_number;
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;

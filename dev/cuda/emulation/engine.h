@@ -407,8 +407,9 @@ void report_deadlock(const std::vector<Block*>& blocks, const char* what);
 
 // ---- trace.cpp -----------------------------------------------------------------------------------
 
-extern uint32_t emulation_launches, emulation_replay_shift; // launches up to now; those after which a failed check ran again
-extern bool emulation_replaying;                            // then one worker runs all blocks, in the order of the first time
+extern uint32_t emulation_launches,
+    emulation_replay_shift;      // launches up to now; those after which a failed check ran again
+extern bool emulation_replaying; // then one worker runs all blocks, in the order of the first time
 void add_suspect(const Suspect& s);
 void last_suspect(const Suspect& s); // the one to follow if there is none
 extern size_t emulation_kept; // offset of what should have been written and still has its start value, 0: of nothing
@@ -418,7 +419,7 @@ double emulation_limit(); // how much longer than usual a check may take: EMULAT
 bool replay_is_over();
 bool is_followed(const Fiber* f);
 void add_input(const Suspect& writer); // of what the followed thread reads
-void* caller_of(void* pc); // a return address, also if the thread is followed
+void* caller_of(void* pc);             // a return address, also if the thread is followed
 
 // ---- transactions.cpp ---------------------------------------------------------------------------
 

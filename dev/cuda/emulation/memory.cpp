@@ -73,8 +73,18 @@ static void add_finding(const char* what, const std::string& detail, Fiber* f, v
             return;
         }
     }
-    list->push_back({what, detail, f->block->launch->kernel, pc, other_pc, f->block->index, f->index,
-                     other ? *other : uint3{0, 0, 0}, other != NULL, 1, note, more,
+    list->push_back({what,
+                     detail,
+                     f->block->launch->kernel,
+                     pc,
+                     other_pc,
+                     f->block->index,
+                     f->index,
+                     other ? *other : uint3{0, 0, 0},
+                     other != NULL,
+                     1,
+                     note,
+                     more,
                      {f->block->launch->number, f->block->number, f->id, pc}});
 }
 
@@ -93,8 +103,8 @@ template <class Each> static void symbolize(const char* options, const std::vect
     for (uintptr_t address : addresses) { dprintf(file, "0x%lx\n", (unsigned long)address); }
     close(file);
     snprintf(command, sizeof(command),
-             "{ addr2line -C %s -e '%s' <%s || llvm-symbolizer --output-style=GNU -C %s -e '%s' <%s; } 2>/dev/null", options,
-             exe, path, options, exe, path);
+             "{ addr2line -C %s -e '%s' <%s || llvm-symbolizer --output-style=GNU -C %s -e '%s' <%s; } 2>/dev/null",
+             options, exe, path, options, exe, path);
     FILE* f = popen(command, "r");
     while (f && fgets(line, sizeof(line), f)) {
         line[strcspn(line, "\n")] = '\0';
@@ -128,9 +138,7 @@ static std::string find_line(void* pc, bool kernel) {
         if (text.compare(0, 5, "void ") == 0) { text = text.substr(5); }
     } else { // the call precedes its return address
         std::vector<std::vector<std::string>> lines = lines_of({(uintptr_t)pc - 1});
-        for (const std::string& line : lines[0]) {
-            text += (text.empty() ? "" : ", called from ") + line;
-        }
+        for (const std::string& line : lines[0]) { text += (text.empty() ? "" : ", called from ") + line; }
     }
     char raw[32];
     snprintf(raw, sizeof(raw), "%p", pc);
@@ -702,7 +710,9 @@ static void device_finding(const char* what, Fiber* f, size_t offset, void* pc, 
     add_finding(what, describe_device(offset), f, pc, other, other_pc, note);
 }
 static void read_unwritten(Fiber* f, size_t offset, void* pc) {
-    if (emulation_replaying) { last_suspect({f->block->launch->number - emulation_replay_shift, f->block->number, f->id, NULL}); }
+    if (emulation_replaying) {
+        last_suspect({f->block->launch->number - emulation_replay_shift, f->block->number, f->id, NULL});
+    }
     static __thread void* last = NULL; // a loop would report each of its reads
     if (pc == last && !unwritten_reads.empty()) { return; }
     last = pc;

@@ -53,10 +53,11 @@ asm(".text\n"
     "emulation_step:\n"
     "movq %rdi, %rax\nmovq %rsi, %rdi\npushfq\norq $0x100, (%rsp)\npopfq\njmp *%rax\n");
 
-static const Suspect* target;        // NULL: nobody is followed
-static const Fiber* followed;        // while it runs
-static bool has_ended;               // so nothing more is launched
-static std::vector<uint32_t> last_step; // of each byte of the kernels' code: the number of the step that executed it last
+static const Suspect* target; // NULL: nobody is followed
+static const Fiber* followed; // while it runs
+static bool has_ended;        // so nothing more is launched
+static std::vector<uint32_t>
+    last_step; // of each byte of the kernels' code: the number of the step that executed it last
 static uint32_t steps;
 static uintptr_t kernel, top; // its first instruction; the stack pointer there, 0: the thread has not come to it
 
