@@ -540,7 +540,7 @@ inline std::string bench_check(const BenchDevice& d, BenchState& s, const BenchK
     profile().listing = k.number == s.best;
     profile().library_flops = 0;
 #ifdef CUDA_EMULATION
-    emulation_begin_check();
+    emulation_begin_check(false);
 #endif
     bench_launch_fresh(s, k, config);
     profile().listing = false;
@@ -604,7 +604,7 @@ inline void bench_check_properties(const BenchKernel& k, BenchCounts* counts) {
         if (std::find(done.begin(), done.end(), name) != done.end()) { continue; }
         done.push_back(name);
 #ifdef CUDA_EMULATION
-        emulation_begin_check();
+        emulation_begin_check(true);
 #endif
         std::string wrong = property.second();
         cudaCheck(cudaDeviceSynchronize());
@@ -642,8 +642,7 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
             const char* missing = NULL;
             std::string what = number + " " + bench_config_text(k, config);
 #ifdef CUDA_EMULATION
-            int few = (s.number + number_of_config++) % 2;
-            what += emulation_sms(few ? 2 : 4) == 2 ? ", EMULATION_SMS=2" : "";
+            emulation_sms((s.number + number_of_config++) % 2 ? 2 : 4);
 #endif
             bench_name_division(s, bench_shape_text(s, shape), what.c_str(),
                                 config ? "" : "; configuration 0 stands for the launcher's default");
@@ -671,13 +670,17 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
                     wrong += "; declare the kernel only where it fits, or change the shapes in main";
                 }
             }
+            std::string where = at;
+#ifdef CUDA_EMULATION
+            if (emulation_depends_on_sms()) { where += ", EMULATION_SMS=2"; }
+#endif
             (wrong.empty() ? counts->passed : counts->failed)++;
             if (!wrong.empty() && failed_kernels) { failed_kernels->push_back(k.number); }
             auto again = [&] { bench_check(d, s, k, config, &worst); };
-            if (!wrong.empty()) { bench_report("FAIL " + number, what.substr(number.size()) + at, wrong, again); }
+            if (!wrong.empty()) { bench_report("FAIL " + number, what.substr(number.size()) + where, wrong, again); }
             if (counts->stops()) { break; }
             if (!wrong.empty() || quiet) { continue; }
-            printf("ok %s%s: error %.2f of ", what.c_str(), at.c_str(), worst);
+            printf("ok %s%s: error %.2f of ", what.c_str(), where.c_str(), worst);
             if (k.tolerance != 1) { printf("%g times the ", k.tolerance); }
             printf("tolerance");
             if (k.coarser_output) { printf(" (%s: %g times it)", k.coarser_output, k.coarser_factor); }

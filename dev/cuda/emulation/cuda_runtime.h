@@ -504,20 +504,24 @@ inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), di
 // Sets the order in which warps and lanes run: 0 in the order of their numbers, others drawn from the number; -1, the
 // default: another one for each launch.
 void emulation_schedule(int number);
-// From now on the device has this number of SMs, unless EMULATION_SMS says another one, which is returned. Default: 4.
-int emulation_sms(int number);
+// From now on the device has this number of SMs, unless EMULATION_SMS says another one. Default: 4. Afterwards
+// emulation_depends_on_sms() is true if it is 2 and somebody has asked for it.
+void emulation_sms(int number);
+bool emulation_depends_on_sms();
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);
 // What a wrong result comes from. emulation_watch() says before a launch that a buffer has its start values, that nobody has
-// written it, or that it is as an earlier launch has left it. Afterwards emulation_writer() tells who wrote element `at` of its n, of `size` bytes each: ", written at
-// op.cu:40 by ...", or, if there is no such element, the first one that a kernel has written. emulation_unwritten_reads() tells
-// which accesses have read what nobody had written. "" if there is nothing to tell.
+// written it, or that it is as an earlier launch has left it. Afterwards emulation_writer() tells who wrote element `at` of its n,
+// of `size` bytes each: ", written at op.cu:40 by ...", or, if there is no such element, the first one that a kernel has written.
+// emulation_unwritten_reads() tells which accesses have read what nobody had written. A check begins with
+// emulation_begin_check(); of a property, all that it reads matters, not an element. If it fails, emulation_explain() repeats it
+// and tells what the thread had done that was named first: "; before: ...". "" if there is nothing to tell.
 void emulation_name(const void* p, const char* name); // of the allocation at p, for messages
 enum EmulationWatch { EMULATION_WRITTEN, EMULATION_UNWRITTEN, EMULATION_LEFT };
 void emulation_watch(const void* p, size_t bytes, EmulationWatch watch);
 const char* emulation_writer(const void* p, size_t size, size_t at, size_t n);
-void emulation_begin_check();
+void emulation_begin_check(bool is_property);
 const char* emulation_explain(const std::function<void()>& again);
 const char* emulation_unwritten_reads();
 // Counts the memory transactions of all launches from emulation_count(true) to emulation_count(false), and prints them:

@@ -410,6 +410,7 @@ void report_deadlock(const std::vector<Block*>& blocks, const char* what);
 extern uint32_t emulation_launches,
     emulation_replay_shift;      // launches up to now; those after which a failed check ran again
 extern bool emulation_replaying; // then one worker runs all blocks, in the order of the first time
+extern bool emulation_property;  // the check computes a property of what it reads; no element of its own is wrong
 void add_suspect(const Suspect& s);
 void last_suspect(const Suspect& s); // the one to follow if there is none
 extern size_t emulation_kept; // offset of what should have been written and still has its start value, 0: of nothing

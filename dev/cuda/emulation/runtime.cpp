@@ -291,10 +291,14 @@ int emulation_arch() {
 // ---- device -------------------------------------------------------------------------------------------------
 // A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
 
-static int num_sms = 4;
-int emulation_sms(int number) {
+static int usual_sms = 4;
+static bool sms_are_asked_for;
+void emulation_sms(int number) { usual_sms = number, sms_are_asked_for = false; }
+bool emulation_depends_on_sms() { return usual_sms == 2 && sms_are_asked_for && !getenv("EMULATION_SMS"); }
+static int num_sms() {
     const char* text = getenv("EMULATION_SMS");
-    return num_sms = text && atoi(text) > 0 ? std::min(atoi(text), 1024) : number;
+    sms_are_asked_for = true;
+    return text && atoi(text) > 0 ? std::min(atoi(text), 1024) : usual_sms;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
     const char* text = getenv("EMULATION_GPUS");
@@ -312,14 +316,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
     const char* name = getenv("EMULATION_NAME");
     snprintf(properties->name, sizeof(properties->name), "%s", name ? name : "CPU emulation (its times mean nothing)");
     properties->major = emulation_arch() / 10, properties->minor = emulation_arch() % 10;
-    properties->multiProcessorCount = emulation_sms(num_sms);
+    properties->multiProcessorCount = num_sms();
     properties->totalGlobalMem = (size_t)4 << 30;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-        *value = emulation_sms(num_sms);
+        *value = num_sms();
         break;
     case cudaDevAttrMaxThreadsPerMultiProcessor:
         *value = 2048;

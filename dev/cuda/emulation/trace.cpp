@@ -16,7 +16,7 @@ calls, run at full speed: they return to emulation_resume, which sets the flag a
 
 #include "engine.h"
 
-bool emulation_replaying;
+bool emulation_replaying, emulation_property;
 size_t emulation_kept;
 static uint32_t first_launch; // those before the check
 static std::vector<Suspect> suspects;
@@ -24,8 +24,9 @@ static Suspect last; // launch 0: none
 static std::mutex suspects_mutex;
 static bool hangs; // a launch does not end: to follow a thread would take forever
 
-void emulation_begin_check() {
+void emulation_begin_check(bool is_property) {
     if (emulation_replaying) { return; }
+    emulation_property = is_property;
     suspects.clear();
     last = {};
     emulation_kept = 0;
