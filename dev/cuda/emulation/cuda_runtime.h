@@ -517,6 +517,7 @@ const char* emulation_findings(int* count);
 // emulation_unwritten_reads() tells which accesses have read what nobody had written. A check begins with
 // emulation_begin_check(); of a property, all that it reads matters, not an element. If it fails, emulation_explain() repeats it
 // and tells what the thread had done that was named first: "; before: ...". "" if there is nothing to tell.
+uint64_t emulation_checksum(const void* p, size_t bytes);
 void emulation_name(const void* p, const char* name); // of the allocation at p, for messages
 enum EmulationWatch { EMULATION_WRITTEN, EMULATION_UNWRITTEN, EMULATION_LEFT };
 void emulation_watch(const void* p, size_t bytes, EmulationWatch watch);

@@ -690,8 +690,8 @@ void host_has_written(const void* p, size_t bytes) {
 
 // Remembers who has written what a property of random results is computed from.
 void host_reads(const void* p, size_t bytes) {
-    size_t offset, checksum = 8;
-    if (!emulation_property || emulation_replaying || bytes <= checksum || !device_offset(p, &offset)) { return; }
+    size_t offset;
+    if (!emulation_property || emulation_replaying || !device_offset(p, &offset)) { return; }
     uint64_t record = device().writes[(offset + bytes / 2) / 2];
     if (record > UNWRITTEN) { last_suspect(suspect_of(record, unpack_pc(device().pcs[(offset + bytes / 2) / 2]))); }
 }

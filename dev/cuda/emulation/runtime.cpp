@@ -288,6 +288,17 @@ int emulation_arch() {
     return arch;
 }
 
+uint64_t emulation_checksum(const void* p,
+                            size_t bytes) { // each step is invertible: one changed word changes the result
+    uint64_t sum = bytes, word = 0;
+    for (size_t i = 0; i < bytes; i += sizeof(word)) {
+        memcpy(&word, (const char*)p + i, std::min(sizeof(word), bytes - i));
+        sum = (sum ^ word) * 0x9E3779B97F4A7C15ull;
+        sum ^= sum >> 32;
+    }
+    return sum;
+}
+
 // ---- device -------------------------------------------------------------------------------------------------
 // A small device, so that persistent kernels and grid-stride loops take more than one round at small shapes.
 
