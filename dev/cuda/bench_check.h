@@ -698,7 +698,8 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
 }
 
 // Checks all kernels with one shape and one kind of input. may_skip: the emulation may leave it out if it takes too long.
-// number: of the case. Every second configuration runs on 2 emulated SMs instead of 4: blocks of persistent kernels take more tiles.
+// number: the index of the case. Every second configuration runs on 2 emulated SMs instead of 4, so blocks of persistent kernels
+// take more tiles.
 inline void bench_check_case(const BenchDevice& d, const char* op, void (*declare)(Bench&), const Shape& s, int which,
                              bool may_skip, int number, BenchCounts* counts) {
     BenchState state, cost;

@@ -51,7 +51,7 @@ inline std::string bench_unbiased(const BenchBits& x) {
     }
     return "";
 }
-// The bits of piece i, of which `begins` has the begins.
+// Returns the bits of piece i. begins: where each piece begins.
 inline BenchBits bench_piece(const BenchBits& all, const std::vector<size_t>& begins, size_t i) {
     long begin = (long)begins[i], end = (long)(i + 1 < begins.size() ? begins[i + 1] : all.p.size());
     return {{all.p.begin() + begin, all.p.begin() + end}, {all.bit.begin() + begin, all.bit.begin() + end}};

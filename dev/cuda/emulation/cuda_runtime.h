@@ -504,19 +504,19 @@ inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Parameters...), di
 // Sets the order in which warps and lanes run: 0 in the order of their numbers, others drawn from the number; -1, the
 // default: another one for each launch.
 void emulation_schedule(int number);
-// From now on the device has this number of SMs, unless EMULATION_SMS says another one. Default: 4. Afterwards
-// emulation_depends_on_sms() is true if it is 2 and somebody has asked for it.
+// Sets the device's number of SMs, which is 4 at first; the variable EMULATION_SMS overrides it. emulation_depends_on_sms() is true
+// if the number is 2 and a kernel or its launcher has queried it since.
 void emulation_sms(int number);
 bool emulation_depends_on_sms();
 // What was found since the last call: races, accesses out of bounds, reads of uninitialised shared memory, deadlocks.
 // A text for the user, "" if nothing. *count: how many of them.
 const char* emulation_findings(int* count);
-// What a wrong result comes from. emulation_watch() says before a launch that a buffer has its start values, that nobody has
-// written it, or that it is as an earlier launch has left it. Afterwards emulation_writer() tells who wrote element `at` of its n,
+// These functions find the cause of a wrong result. emulation_watch() says before a launch that a buffer has its start values, that
+// nobody has written it, or that it is as an earlier launch has left it. Afterwards emulation_writer() tells who wrote element `at` of its n,
 // of `size` bytes each: ", written at op.cu:40 by ...", or, if there is no such element, the first one that a kernel has written.
 // emulation_unwritten_reads() tells which accesses have read what nobody had written. A check begins with
-// emulation_begin_check(); of a property, all that it reads matters, not an element. If it fails, emulation_explain() repeats it
-// and tells what the thread had done that was named first: "; before: ...". "" if there is nothing to tell.
+// emulation_begin_check(). A check of a property judges all values that it reads together. If a check fails,
+// emulation_explain() repeats it and returns what the first thread that was named had done: "; before: ...", or "".
 uint64_t emulation_checksum(const void* p, size_t bytes);
 void emulation_name(const void* p, const char* name); // of the allocation at p, for messages
 enum EmulationWatch { EMULATION_WRITTEN, EMULATION_UNWRITTEN, EMULATION_LEFT };

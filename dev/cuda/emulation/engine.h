@@ -383,7 +383,7 @@ void end_thread_sm90(Fiber* f); // bulk stores that nobody waited for
 // sentence for the end of the message.
 void report(const char* what, Fiber* f, void* pc, Fiber* other, void* other_pc, const std::string& more = "");
 std::string describe_pc(void* pc, bool kernel); // file:line, or the name of a kernel
-// Of each address: file:line, then the lines of the calls that were inlined around it.
+// Returns for each address its file:line, followed by the lines of the calls that were inlined around it.
 std::vector<std::vector<std::string>> lines_of(const std::vector<uintptr_t>& addresses);
 std::string describe(uint3 index);
 // A thread to follow when a check has failed.

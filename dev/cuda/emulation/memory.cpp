@@ -815,8 +815,9 @@ static std::string writer_of(size_t offset) {
     Suspect writer = suspect_of(record, unpack_pc(device().pcs[offset / 2]));
     return "written at " + describe_pc(writer.pc, false) + " by " + describe_thread(writer);
 }
-// A thread that has perhaps to write what is missing in this range: of the launch of a neighbour's record, in the nearest block
-// of which no thread has written anything, or in the same block; else the neighbour's writer.
+// Guesses which thread should have written what is missing in this range. It looks in the launch that wrote the neighbour: first
+// for the nearest block that has written nothing, then for the nearest such thread of the same block. Without either, it returns
+// the neighbour's writer.
 static Suspect absentee(size_t offset, size_t bytes, uint64_t neighbour) {
     Suspect s = suspect_of(neighbour, NULL);
     std::set<size_t> blocks, threads; // that have written

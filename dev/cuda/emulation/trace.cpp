@@ -96,7 +96,7 @@ void call_kernel(Fiber* f) {
     end_launch(NULL);
 }
 
-// What the followed thread has read: for each line that has written it, the thread that did; the last one at the end.
+// The writers of the values that the followed thread has read, one per line of code. The latest is at the end.
 static std::vector<Suspect> inputs;
 void add_input(const Suspect& writer) {
     bool its_own = writer.pc == (void*)emulation_resume;
@@ -120,7 +120,7 @@ static void replay(const std::function<void()>& again, const Suspect* s) {
 }
 
 // ---- a launch that does not end ------------------------------------------------------------------------------------
-// Its threads run and perhaps wait for each other, but none of them ends. Looked at in each second of CPU time.
+// Its threads run and may wait for each other, but none of them ends. A timer checks once per second of CPU time.
 
 static void end_hung_launch() { end_launch(NULL); }
 static void on_second(int, siginfo_t*, void* context) {
@@ -154,7 +154,7 @@ void watch_for_hangs() {
 // Lines that have been named, as file:line.
 struct Places {
     std::vector<std::string> all;
-    static constexpr int apart = 10; // a reader who looks at a line sees its neighbours, too
+    static constexpr int apart = 10; // a reader who looks at a line also sees its neighbours
     // Adds a line unless it is near another one, or in a helper, whose callers tell more.
     bool add(const std::string& frame) {
         auto line_of = [](const std::string& s) { return atoi(s.c_str() + s.find(':') + 1); };
