@@ -1471,7 +1471,7 @@ static void declare(Bench& b) {
 
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "transformer_block", declare, {32, 512, 768, 12},
-                      {{1, 1, 384, 6},
+                      {{1, 1, 192, 3},
                        {1, 1, 768, 12},
                        {2, 17, 384, 6},
                        {3, 127, 384, 6},

@@ -23,13 +23,13 @@ let sum expr(narrow, eachOf(anyOf(product, forEachDescendant(product)), anyOf(he
 let index arraySubscriptExpr(hasIndex(ignoringParenImpCasts(sum)))
 let offset binaryOperator(hasAnyOperatorName("+", "-", "+=", "-="), hasType(pointerType()), hasRHS(ignoringParenImpCasts(sum)))
 let cast castExpr(hasCastKind("CK_IntegralCast"), wide, hasSourceExpression(ignoringParens(sum)))
-match expr(isExpansionInFileMatching("/tree/|planted"), unless(isExpansionInFileMatching("ptx.cuh")), anyOf(index, offset, cast))
+match expr(anyOf(index, offset, cast), isExpansionInFileMatching("/tree/|planted"), unless(isExpansionInFileMatching("ptx.cuh")))
 let cuttype qualType(hasCanonicalType(anyOf(asString("int"), asString("unsigned int"), asString("const int"), asString("const unsigned int"))))
 let size expr(wide, anyOf(declRefExpr(), binaryOperator(hasAnyOperatorName("+", "-", "*"))), unless(hasDescendant(unaryExprOrTypeTraitExpr())))
 let heldcut implicitCastExpr(hasType(cuttype), hasSourceExpression(ignoringParenImpCasts(size)), anyOf(hasParent(varDecl(unless(isConstexpr()))), hasParent(binaryOperator(hasOperatorName("=")))))
 let added binaryOperator(hasAnyOperatorName("+=", "-="), hasLHS(narrow), hasRHS(ignoringParenImpCasts(size)))
 let counted binaryOperator(hasAnyOperatorName("<", "<="), hasLHS(ignoringParenImpCasts(declRefExpr(narrow))), hasRHS(ignoringParenImpCasts(size)))
-match expr(isExpansionInFileMatching("/tree/dev/cuda/|/tree/train_gpt2|cuh$|planted"), unless(isExpansionInFileMatching("ptx.cuh")), anyOf(heldcut, added, counted)).bind("cut")'
+match expr(anyOf(heldcut, added, counted), isExpansionInFileMatching("/tree/dev/cuda/|/tree/train_gpt2|cuh$|planted"), unless(isExpansionInFileMatching("ptx.cuh"))).bind("cut")'
 
 # products FILE ...: prints FILE:LINE:COLUMN: PRODUCT for each product in these rewritten sources, once for each place. Sources with
 # the same headers find the same places.
