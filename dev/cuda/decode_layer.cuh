@@ -297,8 +297,9 @@ struct DecodeLayerSums {
         int own = threadIdx.x % DECODE_LAYER_THREADS / 8;
 #pragma unroll
         for (int i = 0; i < n; i++) { score[i] = decode_layer_dot(vec128_from_bits<floatX>(tokens.keys[i]), q); }
+        // lanes_sum<8> of all n at once: ptxas puts calls one after the other
 #pragma unroll
-        for (int offset = 4; offset > 0; offset /= 2) { // lanes_sum<8> of all n side by side
+        for (int offset = 4; offset > 0; offset /= 2) {
 #pragma unroll
             for (int i = 0; i < n; i++) { score[i] += __shfl_xor_sync(0xFFFFFFFFu, score[i], offset); }
         }
@@ -948,8 +949,8 @@ template <class Block> __device__ inline void decode_layer_add_up(float (&x)[Blo
                 part[h] = make_uint4(0, phase, 0, phase);
                 if (is) { part[h] = Block::load_part(from + (begin + h) * Block::PART_STRIDE); }
             }
-            // Where one batch has all heads, one test of all is faster (C = 768, 12 layers: 94 us instead of 99); where two have them,
-            // a look that ends at the first part that is missing (C = 1600: 274 us instead of 321).
+            // Where one batch holds all heads, testing all parts at once is faster (C = 768, 12 layers: 94 us, not 99). With two
+            // batches, stopping at the first part that is missing is (C = 1600: 274 us, not 321).
 #pragma unroll
             for (int h = 0; h < together; h++) {
                 if (together < NH) {
