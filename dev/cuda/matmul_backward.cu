@@ -622,7 +622,7 @@ int main(int argc, char** argv) {
                       {{1, 1, 8, 1, 8},
                        with_kind(1, {1, 5, 776, 1, 136}),
                        {3, 43, 264, 1, 200},
-                       {1, 1000, 72, 1, 72}, // with 4 SMs, two clusters share one tile of dweight
+                       {1, 1000, 24, 1, 16}, // with 4 SMs, two clusters share one tile of dweight
                        with_kind(1, {2, 65, 64, 1, 2304}),
                        {1, 2100, 128, 1, 72},
                        {1, 1000, 520, 1, 520},
