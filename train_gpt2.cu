@@ -10327,13 +10327,13 @@ struct DecodeLayerSums {
 #pragma unroll
         for (int e = 0; e < VEC; e++) { sum[e] *= factor; }
     }
-    // Adds the next tokens, of which `left` exist.
+    // Adds the next tokens; only the first `left` exist.
     template <int n> __device__ void add(const DecodeLayerTokens<n>& tokens, int left) {
         float score[n], before = largest;
         int own = threadIdx.x % DECODE_LAYER_THREADS / 8;
 #pragma unroll
         for (int i = 0; i < n; i++) { score[i] = decode_layer_dot(vec128_from_bits<floatX>(tokens.keys[i]), q); }
-        // lanes_sum<8> of all n at once: ptxas puts calls one after the other
+        // This is lanes_sum<8>, with the shuffles of all n side by side: ptxas runs n calls one after the other.
 #pragma unroll
         for (int offset = 4; offset > 0; offset /= 2) {
 #pragma unroll
@@ -10492,7 +10492,7 @@ template <int C, int cluster, class Team, int NUM_TEAMS, int NUM_LOADERS> struct
     __device__ const floatX* token(const floatX* cache, int first) const {
         return hold_pointer(cache + (size_t)(first + thread / 8) * C + lane % 8 * VEC);
     }
-    // Loads the tokens from `first` on; zeros from `end` on. keys, values: of token()
+    // Loads the tokens from `first` onward; zeros from `end` onward. keys, values: what token() returns for them
     template <int n> __device__ void load_tokens(DecodeLayerTokens<n>& to, const floatX* keys, const floatX* values,
                                                  int first, int end) const {
 #pragma unroll
@@ -10985,8 +10985,8 @@ template <class Block> __device__ inline void decode_layer_add_up(float (&x)[Blo
                 part[h] = make_uint4(0, phase, 0, phase);
                 if (is) { part[h] = Block::load_part(from + (begin + h) * Block::PART_STRIDE); }
             }
-            // Where one batch holds all heads, testing all parts at once is faster (C = 768, 12 layers: 94 us, not 99). With two
-            // batches, stopping at the first part that is missing is (C = 1600: 274 us, not 321).
+            // Testing all parts at once is faster if one batch holds all heads (C = 768, 12 layers: 94 us, not 99). With two
+            // batches, stopping at the first missing part is faster (C = 1600: 274 us, not 321).
 #pragma unroll
             for (int h = 0; h < together; h++) {
                 if (together < NH) {
