@@ -256,7 +256,7 @@ inline std::string bench_part_key(const std::string& part) {
 // Prints "HEAD WHERE: WHY", or counts it if all parts of why have been printed with this head. again: repeats a failed check, so
 // that the emulation can follow a thread.
 inline void bench_report(const std::string& head, const std::string& where, std::string why,
-                         const std::function<void()>& again = NULL) {
+                         [[maybe_unused]] const std::function<void()>& again = NULL) {
     std::vector<std::string> keys;
     for (size_t at = 0, end; at < why.size(); at = end + 1) {
         end = bench_part_end(why, at);
@@ -641,7 +641,7 @@ inline void bench_check_shape(const BenchDevice& d, BenchState& s, const Shape& 
         };
         const char* reason = bench_skip_reason(d, k);
         if (reason) { skip("", reason); }
-        int number_of_config = 0;
+        [[maybe_unused]] int number_of_config = 0;
         for (int config : reason ? std::vector<int>{} : bench_configs(k)) {
             double worst;
             std::string wrong;
