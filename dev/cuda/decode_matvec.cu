@@ -144,10 +144,9 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
         DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        l.kernel<<<l.grid, block_size, l.shared_bytes, stream>>>(out, x, norm_weight, norm_bias,
-                                                                 (const W*)weight.values, weight.scales, bias, residual,
-                                                                 gelu, B, K, OC, epsilon, l.split);
-        cudaCheck(cudaGetLastError());
+        // not <<<>>>: kernel 6 has set the kernel's limit of dynamic shared memory
+        launch_kernel(l.kernel, LaunchShape(l.grid, block_size, l.shared_bytes), stream, out, x, norm_weight, norm_bias,
+                      (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
     });
 }
 
