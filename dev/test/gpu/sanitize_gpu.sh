@@ -80,9 +80,13 @@ shapes() {
     fused_attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 130 -C 384 -NH 6" ;;
     transformer_block) echo "-B 1 -T 130 -C 384 -NH 6" ;;
     attention_forward) # the last shape wraps around the rings of the kernels that have one
-        printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 1 -T 600 -C 64 -NH 1" "-B 1 -T 600 -C 128 -NH 1"
+        printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 2 -T 70 -C 96 -NH 2" "-B 1 -T 130 -C 256 -NH 1" \
+            "-B 1 -T 600 -C 64 -NH 1" "-B 1 -T 600 -C 128 -NH 1"
         ;;
-    attention_*) printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 1 -T 200 -C 128 -NH 1" ;;
+    attention_*)
+        printf '%s\n' "-B 1 -T 17 -C 768 -NH 12" "-B 2 -T 70 -C 128 -NH 2" "-B 2 -T 70 -C 96 -NH 2" "-B 1 -T 130 -C 256 -NH 1" \
+            "-B 1 -T 200 -C 128 -NH 1"
+        ;;
     decode_attention) printf '%s\n' "-B 2 -T 70 -C 128 -NH 2" "-B 34 -T 200 -C 64 -NH 1" ;;
     decode_layer) printf '%s\n' "-T 66 -C 320 -NH 5" "-B 8 -T 40 -C 128 -NH 2" "-B 11 -T 70 -C 128 -NH 2" ;;
     decode_matvec) # with layernorm, with residual; both in 8 bits, the last one with quantize_weights
