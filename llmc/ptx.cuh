@@ -526,7 +526,7 @@ __device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uin
     WGMMA_64x192("f16.f16", "k16", ", 0, 1");
 }
 
-// The first product of a chain: as wgmma_64x128x16, wgmma_64x64x16 and wgmma_64x64x16_transposed with accumulate == 0.
+// The first product of a chain: as wgmma_64x128x16, wgmma_64x64x16 (both) and wgmma_64x64x16_transposed with accumulate == 0.
 // Here the compiler also knows that the old values of d are dead, so it can use the registers of d for other values
 // before the call.
 #define WGMMA_NEW8(d, i)                                                                                               \
@@ -560,6 +560,20 @@ __device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, _
 }
 __device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, half) {
     WGMMA_64x64x16_NEW("f16", "0, 0");
+}
+#define WGMMA_64x64x16_REGISTERS_NEW(type)                                                                             \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
+              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
+              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
+              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
+              "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"                                                            \
+              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
+              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+__device__ inline void wgmma_64x64x16_new(float d[32], const uint32_t a[4], uint64_t b, __nv_bfloat16) {
+    WGMMA_64x64x16_REGISTERS_NEW("bf16");
+}
+__device__ inline void wgmma_64x64x16_new(float d[32], const uint32_t a[4], uint64_t b, half) {
+    WGMMA_64x64x16_REGISTERS_NEW("f16");
 }
 __device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
     WGMMA_64x64x16_NEW("bf16", "1, 1");

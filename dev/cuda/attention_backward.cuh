@@ -636,7 +636,34 @@ template <int HS> static int attention_backward_sm90_stats(const AttentionBackwa
     return all / queries;
 }
 
-// The next two functions issue the wgmmas of a product and do not wait.
+// A warpgroup's 64 keys of k or v as the left operand of a product. HS = 64: fragments in registers, so that wgmma reads less
+// shared memory, which is about as busy as the tensor cores. HS = 128: a descriptor, because no registers are left.
+template <int HS> using AttentionBackwardSm90Keys = std::conditional_t<HS == 64, uint32_t[4][4], uint64_t>;
+
+// tile: k or v (128 keys, HS); row: the warp's first key.
+__device__ inline void attention_backward_sm90_operand(uint64_t& x, const floatX* tile, int row) {
+    x = wgmma_descriptor(tile + row / 64 * 64 * 64);
+}
+__device__ inline void attention_backward_sm90_operand(uint32_t (&x)[4][4], const floatX* tile, int row) {
+    int own = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int d = 0; d < 4; d++) { // 16 columns: two chunks of 16 bytes, whose order is swizzled
+        ldmatrix_x4(x[d], tile + (row + own) * 64 + ((2 * d + half) ^ (own % 8)) * 8);
+    }
+}
+
+// The next four functions issue the wgmmas of a product and do not wait.
+// s (64 keys, 64 queries) = x (64 keys, HS) queries (64, HS)^T
+__device__ inline void attention_backward_sm90_scores(float (&s)[32], uint64_t x, const floatX* queries) {
+    attention_forward_sm90_scores<128, 128>(s, x, wgmma_descriptor(queries));
+}
+__device__ inline void attention_backward_sm90_scores(float (&s)[32], const uint32_t (&x)[4][4],
+                                                      const floatX* queries) {
+    uint64_t b = wgmma_descriptor(queries);
+    wgmma_64x64x16_new(s, x[0], b, floatX());
+#pragma unroll
+    for (int d = 1; d < 4; d++) { wgmma_64x64x16(s, x[d], b + 2 * d, 1, floatX()); }
+}
 // sum (64 keys, HS) += x (64 keys, queries) queries (queries, HS)
 template <int HS, int n> __device__ inline void
 attention_backward_sm90_keys(float (&sum)[HS / 2], const uint32_t (&x)[n], const floatX* queries) {
@@ -725,7 +752,8 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dq = dS^T k                       wait
 //     dk += dS q                        dq to shared memory, for the adder
 //
-// With HS = 128, dk comes before the barrier.
+// With HS = 128, dk comes before the barrier. With HS = 64, the 128 queries pass through the upper half of this table in two parts,
+// to save registers: s of the second part is issued before P of the first one is computed, and dp together with the first dv.
 //
 // dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
 // its own rows there, and waits before it needs them again.
@@ -761,8 +789,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& 
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
-        mbarrier_init(&smem.v_empty, 8);
+        mbarrier_init(&smem.k_empty, 8);                        // one arrival per consumer warp
+        mbarrier_init(&smem.v_empty, SMem::HS == 64 ? 256 : 8); // HS = 64: per thread, which has read v
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&smem.q_full[i], 1);
             mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
@@ -874,11 +902,12 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
                                                             int work, int n, int& i) {
     constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
+    constexpr int PARTS = QUERIES / 64; // of a step, of 64 queries each
     // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
     constexpr bool DQ_FIRST = HS == 64;
     int lane = threadIdx.x % 32;
     float scale = args.scale;
-    uint64_t k = wgmma_descriptor(smem.k + warpgroup * 64 * 64), v = wgmma_descriptor(smem.v + warpgroup * 64 * 64);
+    AttentionBackwardSm90Keys<HS> k, v;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
     int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
@@ -907,50 +936,68 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         __syncwarp();
     };
     mbarrier_wait(&smem.k_full, n % 2);
+    attention_backward_sm90_operand(k, smem.k, row);
     mbarrier_wait(&smem.v_full, n % 2);
+    attention_backward_sm90_operand(v, smem.v, row);
+    if (HS == 64) { mbarrier_arrive(&smem.v_empty); } // this thread has read v
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         bool last = step + 1 == num_steps;
-        float s[QUERIES / 2], dp[QUERIES / 2], dq[32];
-        uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+        const floatX *q = smem.q[i % 2], *dout = smem.dout[i % 2];
+        float s[PARTS][32], dp[PARTS][32], dq[32];
+        uint32_t p[PARTS][16], ds[PARTS][16];
         mbarrier_wait(&smem.q_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_forward_sm90_scores<HS, 128>(s, k, wgmma_descriptor(smem.q[i % 2]));
+        attention_backward_sm90_scores(s[0], k, q);
         wgmma_commit();
         mbarrier_wait(&smem.dout_full[i % 2], i / 2 % 2);
         wgmma_fence();
-        attention_forward_sm90_scores<HS, 128>(dp, v, wgmma_descriptor(smem.dout[i % 2]));
+        attention_backward_sm90_scores(dp[0], v, dout);
         wgmma_commit();
-
-        wgmma_wait<1>();
-        wgmma_hold(s);
-        if (step < STEPS) { attention_backward_sm90_mask(s, row + lane / 4 - QUERIES * step); }
-        attention_backward_sm90_p(s, smem.stats[i % 2], scale * LOG2E);
-        wgmma_wait<0>();
-        wgmma_hold(dp);
-        if (last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
-        attention_backward_sm90_ds(p, ds, s, dp, smem.stats[i % 2]);
-        mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
-
-        wgmma_fence();
-        attention_backward_sm90_keys<HS>(dv, p, smem.dout[i % 2]);
-        wgmma_commit();
-        if (step == 0 || j == 0) { wait_for_stores(); }
-        attention_backward_sm90_store_ds(smem.ds[i % 2], ds, row);
-        tma_store_fence(); // wgmma reads through the async proxy
-        wgmma_fence();
-        if (!DQ_FIRST) {
-            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
+        if constexpr (PARTS == 2) {
+            wgmma_fence();
+            attention_backward_sm90_scores(s[1], k, q + 64 * 64);
             wgmma_commit();
         }
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const float4* stats = smem.stats[i % 2] + 32 * part;
+            wgmma_wait<PARTS>();
+            wgmma_hold(s[part]);
+            if (step < STEPS) { attention_backward_sm90_mask(s[part], row + lane / 4 - QUERIES * step - 64 * part); }
+            attention_backward_sm90_p(s[part], stats, scale * LOG2E);
+            wgmma_wait<PARTS - 1>();
+            wgmma_hold(dp[part]);
+            attention_backward_sm90_ds(p[part], ds[part], s[part], dp[part], stats);
+            if (part + 1 < PARTS) {
+                wgmma_fence();
+                attention_backward_sm90_scores(dp[PARTS - 1], v, dout + 64 * 64);
+                wgmma_commit();
+            } else {
+                if (HS == 128 && last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+                mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
+            }
+            wgmma_fence();
+            attention_backward_sm90_keys<HS>(dv, p[part], dout + 64 * 64 * part);
+            wgmma_commit();
+            if (part == 0 && (step == 0 || j == 0)) { wait_for_stores(); }
+            attention_backward_sm90_store_ds(smem.ds[i % 2] + 128 * 64 * part, ds[part], row);
+        }
+        tma_store_fence(); // wgmma reads through the async proxy
+        wgmma_fence();
+        auto keys = [&]() { // dk += dS q
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                attention_backward_sm90_keys<HS>(dk, ds[part], q + 64 * 64 * part);
+            }
+            wgmma_commit();
+        };
+        if (!DQ_FIRST) { keys(); }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
-        if (DQ_FIRST) {
-            attention_backward_sm90_keys<HS>(dk, ds, smem.q[i % 2]);
-            wgmma_commit();
-        }
+        if (DQ_FIRST) { keys(); }
         wgmma_wait<1>();
         wgmma_hold(dv);
         if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }

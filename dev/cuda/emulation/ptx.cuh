@@ -222,6 +222,9 @@ EMULATION_WGMMA_REGISTERS(wgmma_64x128x16_transposed, 128, true)
 EMULATION_WGMMA_REGISTERS(wgmma_64x192x16, 192, false)
 EMULATION_WGMMA_REGISTERS(wgmma_64x256x16, 256, false)
 EMULATION_WGMMA_NEW(wgmma_64x64x16_new, 64, false, false)
+template <class T> inline void wgmma_64x64x16_new(float* d, const uint32_t* a, uint64_t b, T) {
+    wgmma_64x64x16(d, a, b, 0, T());
+}
 EMULATION_WGMMA_NEW(wgmma_64x64x16_transposed_new, 64, true, true)
 EMULATION_WGMMA_NEW(wgmma_64x128x16_new, 128, false, false)
 EMULATION_WGMMA_FP8(wgmma_64x128x32_e4m3, 128, WGMMA_E4M3)
