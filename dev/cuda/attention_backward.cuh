@@ -892,6 +892,24 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     }
 }
 
+// Writes a warp's sums of its rows of dq, which are in terms[0], [128], [256] and [384], to args.dq_terms.
+template <class SMem>
+__device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
+                                                              const float4* terms, int head, int row, int box) {
+    float scale = args.scale, sums[16];
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        float4 x = terms[128 * c];
+        sums[4 * c] = scale * x.x, sums[4 * c + 1] = scale * x.y;
+        sums[4 * c + 2] = scale * x.z, sums[4 * c + 3] = scale * x.w;
+    }
+    // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
+    size_t term = (size_t)head / args.NH * (8 / SMem::BOXES) + row % SMem::QUERIES / 16;
+    float2* to =
+        reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * SMem::BOXES + box) * 64);
+    to[threadIdx.x % 32] = fragment_column_sums(sums);
+}
+
 // Computes one work item, as one of the consumer warps. work: the item's index; n: how many items the block has done
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
@@ -1039,19 +1057,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         if (m == 2) { wait_for_stores(); }
         store(1 + m / BOXES, m % BOXES, staging(m % 2, i - 1), 128 * j, sum, m < BOXES ? scale : 1.0f);
     }
-    if (args.dq_terms && j == 0) {
-        float terms[16];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-            float4 x = dq_terms[128 * c];
-            terms[4 * c] = scale * x.x, terms[4 * c + 1] = scale * x.y;
-            terms[4 * c + 2] = scale * x.z, terms[4 * c + 3] = scale * x.w;
-        }
-        // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
-        size_t term = (size_t)head / args.NH * (8 / BOXES) + row % QUERIES / 16;
-        float2* to = reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * BOXES + box) * 64);
-        to[lane] = fragment_column_sums(terms);
-    }
+    if (args.dq_terms && j == 0) { attention_backward_sm90_store_dq_terms<SMem>(args, dq_terms, head, row, box); }
 }
 
 // ---- kernel 11: persistent blocks that draw their work items by ticket ----
