@@ -253,244 +253,82 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 //     rows 32-47    d[0..3]    d[4..7]   d[8..11]      ...     of warp 2
 //     rows 48-63    d[0..3]    d[4..7]   d[8..11]      ...     of warp 3
 //
-// `b` is stored as (n,k). With accumulate == 0 the old values of d are overwritten.
-#define WGMMA_D8(d, i)                                                                                                 \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
-        "+f"(d[i + 7])
-#define WGMMA_64x16x16(type)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"                                          \
-              : WGMMA_D8(d, 0)                                                                                         \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x16x16("bf16");
-}
-__device__ inline void wgmma_64x16x16(float d[8], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x16x16("f16");
-}
-#define WGMMA_64x32x16(type)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "                               \
-              "%16, %17, p, 1, 1, 0, 0;\n}\n"                                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x32x16("bf16");
-}
-__device__ inline void wgmma_64x32x16(float d[16], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x32x16("f16");
-}
-#define WGMMA_64x64x16(type)                                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, 0, 0;\n}\n"                                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x64x16("bf16");
-}
-__device__ inline void wgmma_64x64x16(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16("f16");
-}
-#define WGMMA_64x128(types, depth, transposed_flags)                                                                   \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n128" depth ".f32." types " "                                           \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "%64, %65, p, 1, 1" transposed_flags ";\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x128("bf16.bf16", "k16", ", 0, 0");
-}
-__device__ inline void wgmma_64x128x16(float d[64], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x128("f16.f16", "k16", ", 0, 0");
-}
-#define WGMMA_64x192(types, depth, transposed_flags)                                                                   \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n192" depth ".f32." types " "                                           \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
-              "%96, %97, p, 1, 1" transposed_flags ";\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192("bf16.bf16", "k16", ", 0, 0");
-}
-__device__ inline void wgmma_64x192x16(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16.f16", "k16", ", 0, 0");
-}
-#define WGMMA_64x256(types, depth, transposed_flags)                                                                   \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n256" depth ".f32." types " "                                           \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
-              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
-              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
-              "%128, %129, p, 1, 1" transposed_flags ";\n}\n"                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
-                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256("bf16.bf16", "k16", ", 0, 0");
-}
-__device__ inline void wgmma_64x256x16(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256("f16.f16", "k16", ", 0, 0");
-}
+// With accumulate == 0 the old values of d are overwritten.
 
-// The same with `a` in registers: the fragment a of mma_16x8x16 for rows 16 * (warp % 4), which must keep its values
-// until a wgmma_wait().
-#define WGMMA_64x16x16_REGISTERS(type)                                                                                 \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"                            \
-              : WGMMA_D8(d, 0)                                                                                         \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x16x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x16x16(float d[8], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x16x16_REGISTERS("f16");
-}
-#define WGMMA_64x32x16_REGISTERS(type)                                                                                 \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, "               \
-              "%19}, %20, p, 1, 1, 0;\n}\n"                                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8)                                                                         \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x32x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x32x16(float d[16], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x32x16_REGISTERS("f16");
-}
-#define WGMMA_64x64x16_REGISTERS(type)                                                                                 \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "                 \
-              "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, "               \
-              "%36, p, 1, 1, 0;\n}\n"                                                                                  \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x64x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x64x16(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16_REGISTERS("f16");
-}
-#define WGMMA_64x192x16_REGISTERS(type)                                                                                \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                      \
-              "{%96, %97, %98, %99}, %100, p, 1, 1, 0;\n}\n"                                                           \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88)   \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x192x16(float d[96], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x192x16_REGISTERS("f16");
-}
-#define WGMMA_64x256x16_REGISTERS(type)                                                                                \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"                                                            \
-              "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                       \
-              "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
-              "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                       \
-              "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
-              "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "      \
-              "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"                                                       \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56), WGMMA_D8(d, 64), WGMMA_D8(d, 72), WGMMA_D8(d, 80), WGMMA_D8(d, 88),  \
-                WGMMA_D8(d, 96), WGMMA_D8(d, 104), WGMMA_D8(d, 112), WGMMA_D8(d, 120)                                  \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256x16_REGISTERS("bf16");
-}
-__device__ inline void wgmma_64x256x16(float d[128], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x256x16_REGISTERS("f16");
-}
+// Macros that write the functions of the tables below. SHARED: a is a descriptor. REGISTERS: a is the fragment a of mma_16x8x16 for
+// rows 16 * (warp % 4), and keeps its values until a wgmma_wait(). ADD: with the argument `accumulate`. NEW: without, for the first
+// product of a chain: the compiler knows that the old values of d are dead, so it can use their registers before the call.
+#define WGMMA_A_SHARED uint64_t a
+#define WGMMA_A_REGISTERS const uint32_t a[4]
+#define WGMMA_OPERAND_SHARED "l"(a)
+#define WGMMA_OPERAND_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define WGMMA_TYPE_ADD(type) int accumulate, type
+#define WGMMA_TYPE_NEW(type) type
+#define WGMMA_LAST_ADD , "r"(accumulate)
+#define WGMMA_LAST_NEW
+#define WGMMA_D1_ADD(x) "+f"(x)
+#define WGMMA_D1_NEW(x) "=f"(x)
+#define WGMMA_D8(io, i)                                                                                                \
+    WGMMA_D1_##io(d[i]), WGMMA_D1_##io(d[i + 1]), WGMMA_D1_##io(d[i + 2]), WGMMA_D1_##io(d[i + 3]),                    \
+        WGMMA_D1_##io(d[i + 4]), WGMMA_D1_##io(d[i + 5]), WGMMA_D1_##io(d[i + 6]), WGMMA_D1_##io(d[i + 7])
+#define WGMMA_D16(io, i) WGMMA_D8(io, i), WGMMA_D8(io, i + 8)
+#define WGMMA_D32(io, i) WGMMA_D16(io, i), WGMMA_D16(io, i + 16)
+#define WGMMA_D64(io, i) WGMMA_D32(io, i), WGMMA_D32(io, i + 32)
+#define WGMMA_D96(io, i) WGMMA_D64(io, i), WGMMA_D32(io, i + 64)
+#define WGMMA_D128(io, i) WGMMA_D64(io, i), WGMMA_D64(io, i + 64)
+// The names of d[0] to d[n - 1] in PTX.
+#define WGMMA_NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_NAMES16 WGMMA_NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_NAMES32                                                                                                  \
+    WGMMA_NAMES16 ", %16, %17, %18, %19, %20, %21, %22, %23, "                                                         \
+                  "%24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_NAMES64                                                                                                  \
+    WGMMA_NAMES32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, "                                          \
+                  "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "                                            \
+                  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES96                                                                                                  \
+    WGMMA_NAMES64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, "                                          \
+                  "%75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "                                            \
+                  "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_NAMES128                                                                                                 \
+    WGMMA_NAMES96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "                                   \
+                  "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "                                 \
+                  "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA(n, shape, types, where, io, operands, accumulates, flags)                                                \
+    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulates ", 0;\n"                                                 \
+              "wgmma.mma_async.sync.aligned." shape ".f32." types " "                                                  \
+              "{" WGMMA_NAMES##n "}, " operands ", p, 1, 1" flags ";\n}\n"                                             \
+              : WGMMA_D##n(io, 0)                                                                                      \
+              : WGMMA_OPERAND_##where, "l"(b)WGMMA_LAST_##io)
+#define WGMMA_16_BITS(name, n, shape, where, io, operands, accumulates, flags)                                         \
+    __device__ inline void name(float d[n], WGMMA_A_##where, uint64_t b, WGMMA_TYPE_##io(__nv_bfloat16)) {             \
+        WGMMA(n, shape, "bf16.bf16", where, io, operands, accumulates, flags);                                         \
+    }                                                                                                                  \
+    __device__ inline void name(float d[n], WGMMA_A_##where, uint64_t b, WGMMA_TYPE_##io(half)) {                      \
+        WGMMA(n, shape, "f16.f16", where, io, operands, accumulates, flags);                                           \
+    }
 
-// With `a` in registers and `b` as (k,n) in shared memory. `a` is the fragment a of mma_16x8x16 for rows
-// 16 * (warp % 4). `b` is the wgmma_descriptor of 16 rows (k) of 64 elements (n), as TMA writes them with
+// a is stored as (m,k), b as (n,k)
+WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", SHARED, ADD, "%8, %9", "%10", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", SHARED, ADD, "%16, %17", "%18", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x128x16, 64, "m64n128k16", SHARED, ADD, "%64, %65", "%66", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x128x16_new, 64, "m64n128k16", SHARED, NEW, "%64, %65", "0", ", 0, 0")
+WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", REGISTERS, ADD, "{%8, %9, %10, %11}, %12", "%13", ", 0")
+WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", REGISTERS, ADD, "{%16, %17, %18, %19}, %20", "%21", ", 0")
+WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 0")
+WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", REGISTERS, ADD, "{%96, %97, %98, %99}, %100", "%101", ", 0")
+WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", REGISTERS, ADD, "{%128, %129, %130, %131}, %132", "%133", ", 0")
+WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", REGISTERS, NEW, "{%32, %33, %34, %35}, %36", "0", ", 0")
+
+// b is stored as (k,n), and an a in shared memory as (k,m): a wgmma_descriptor of rows (k) of 64 elements, as TMA writes them with
 // CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
-#define WGMMA_64x64x16_REGISTERS_TRANSPOSED(type)                                                                      \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "{%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate,
-                                                 __nv_bfloat16) {
-    WGMMA_64x64x16_REGISTERS_TRANSPOSED("bf16");
-}
-__device__ inline void wgmma_64x64x16_transposed(float d[32], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16_REGISTERS_TRANSPOSED("f16");
-}
-// Like wgmma_64x64x16_transposed with `a` in registers, for 128 columns: b is a wgmma_descriptor_transposed.
-#define WGMMA_64x128x16_REGISTERS_TRANSPOSED(type)                                                                     \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"                                                            \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24), WGMMA_D8(d, 32), WGMMA_D8(d, 40),    \
-                WGMMA_D8(d, 48), WGMMA_D8(d, 56)                                                                       \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x128x16_transposed(float d[64], const uint32_t a[4], uint64_t b, int accumulate,
-                                                  __nv_bfloat16) {
-    WGMMA_64x128x16_REGISTERS_TRANSPOSED("bf16");
-}
-__device__ inline void wgmma_64x128x16_transposed(float d[64], const uint32_t a[4], uint64_t b, int accumulate, half) {
-    WGMMA_64x128x16_REGISTERS_TRANSPOSED("f16");
-}
-// Like wgmma_64x64x16_transposed with `a` in registers, but `a` is (k,m) in shared memory and laid out like `b`: rows (k)
-// of 64 elements (m).
-#define WGMMA_64x64x16_BOTH_TRANSPOSED(type)                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"                                                             \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, 1, 1;\n}\n"                                                                          \
-              : WGMMA_D8(d, 0), WGMMA_D8(d, 8), WGMMA_D8(d, 16), WGMMA_D8(d, 24)                                       \
-              : "l"(a), "l"(b), "r"(accumulate))
-__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x64x16_BOTH_TRANSPOSED("bf16");
-}
-__device__ inline void wgmma_64x64x16_transposed(float d[32], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x64x16_BOTH_TRANSPOSED("f16");
-}
+WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 1")
+WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 1, 1")
+WGMMA_16_BITS(wgmma_64x64x16_transposed_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 1, 1")
 
 // Describes an operand whose rows run along m or n, one row per k. It consists of boxes of 64 columns, as TMA writes them
 // with CU_TENSOR_MAP_SWIZZLE_128B; the next 64 columns are box_bytes further. PTX calls this the leading-dimension byte
@@ -504,105 +342,27 @@ __device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int b
     const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
     return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
 }
-// With `a` as (k,m) and `b` as (k,n) in shared memory: wgmma_descriptor_transposed.
-__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x192("bf16.bf16", "k16", ", 1, 1");
-}
-__device__ inline void wgmma_64x192x16_transposed(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16.f16", "k16", ", 1, 1");
-}
-__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, __nv_bfloat16) {
-    WGMMA_64x256("bf16.bf16", "k16", ", 1, 1");
-}
-__device__ inline void wgmma_64x256x16_transposed(float d[128], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x256("f16.f16", "k16", ", 1, 1");
-}
-// Like wgmma_64x192x16, but b is (k,n) in memory: wgmma_descriptor_transposed.
-__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate,
-                                                    __nv_bfloat16) {
-    WGMMA_64x192("bf16.bf16", "k16", ", 0, 1");
-}
-__device__ inline void wgmma_64x192x16_transposed_b(float d[96], uint64_t a, uint64_t b, int accumulate, half) {
-    WGMMA_64x192("f16.f16", "k16", ", 0, 1");
-}
-
-// The first product of a chain: as wgmma_64x128x16, wgmma_64x64x16 (both) and wgmma_64x64x16_transposed with accumulate == 0.
-// Here the compiler also knows that the old values of d are dead, so it can use the registers of d for other values
-// before the call.
-#define WGMMA_NEW8(d, i)                                                                                               \
-    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]),        \
-        "=f"(d[i + 7])
-#define WGMMA_64x128x16_NEW(type)                                                                                      \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
-              "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                         \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                       \
-              "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                       \
-              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                      \
-              "%64, %65, p, 1, 1, 0, 0;\n}\n"                                                                          \
-              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24), WGMMA_NEW8(d, 32),           \
-                WGMMA_NEW8(d, 40), WGMMA_NEW8(d, 48), WGMMA_NEW8(d, 56)                                                \
-              : "l"(a), "l"(b))
-__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x128x16_NEW("bf16");
-}
-__device__ inline void wgmma_64x128x16_new(float d[64], uint64_t a, uint64_t b, half) { WGMMA_64x128x16_NEW("f16"); }
-#define WGMMA_64x64x16_NEW(type, transposed)                                                                           \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "%32, %33, p, 1, 1, " transposed ";\n}\n"                                                                \
-              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
-              : "l"(a), "l"(b))
-__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x64x16_NEW("bf16", "0, 0");
-}
-__device__ inline void wgmma_64x64x16_new(float d[32], uint64_t a, uint64_t b, half) {
-    WGMMA_64x64x16_NEW("f16", "0, 0");
-}
-#define WGMMA_64x64x16_REGISTERS_NEW(type)                                                                             \
-    PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                                               \
-              "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                                          \
-              "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                \
-              "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                      \
-              "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"                                                            \
-              : WGMMA_NEW8(d, 0), WGMMA_NEW8(d, 8), WGMMA_NEW8(d, 16), WGMMA_NEW8(d, 24)                               \
-              : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-__device__ inline void wgmma_64x64x16_new(float d[32], const uint32_t a[4], uint64_t b, __nv_bfloat16) {
-    WGMMA_64x64x16_REGISTERS_NEW("bf16");
-}
-__device__ inline void wgmma_64x64x16_new(float d[32], const uint32_t a[4], uint64_t b, half) {
-    WGMMA_64x64x16_REGISTERS_NEW("f16");
-}
-__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, __nv_bfloat16) {
-    WGMMA_64x64x16_NEW("bf16", "1, 1");
-}
-__device__ inline void wgmma_64x64x16_transposed_new(float d[32], uint64_t a, uint64_t b, half) {
-    WGMMA_64x64x16_NEW("f16", "1, 1");
-}
+// As wgmma_64x64x16_transposed, with a wgmma_descriptor_transposed. _b: a is (m,k).
+WGMMA_16_BITS(wgmma_64x128x16_transposed, 64, "m64n128k16", REGISTERS, ADD, "{%64, %65, %66, %67}, %68", "%69", ", 1")
+WGMMA_16_BITS(wgmma_64x192x16_transposed, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 1, 1")
+WGMMA_16_BITS(wgmma_64x256x16_transposed, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 1, 1")
+WGMMA_16_BITS(wgmma_64x192x16_transposed_b, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 0, 1")
 
 // 8 bits per element, e4m3 or e5m2: d (64xN) += a (64x32) b (32xN), otherwise as wgmma_64x128x16 and the wider ones.
 // 128 elements along k take as many bytes as 64 16-bit elements, so descriptors and the steps between them are the
 // same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the largest one and keeps about 14 bits
 // of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2). Both operands have k as their contiguous dimension: the
 // flags that transpose an operand exist for 16-bit types only.
-__device__ inline void wgmma_64x128x32_e4m3(float d[64], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x128("e4m3.e4m3", "k32", "");
-}
-__device__ inline void wgmma_64x192x32_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x192("e4m3.e4m3", "k32", "");
-}
-__device__ inline void wgmma_64x256x32_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x256("e4m3.e4m3", "k32", "");
-}
+#define WGMMA_8_BITS(name, n, shape, types, operands, accumulates)                                                     \
+    __device__ inline void name(float d[n], WGMMA_A_SHARED, uint64_t b, int accumulate) {                              \
+        WGMMA(n, shape, types, SHARED, ADD, operands, accumulates, "");                                                \
+    }
+WGMMA_8_BITS(wgmma_64x128x32_e4m3, 64, "m64n128k32", "e4m3.e4m3", "%64, %65", "%66")
+WGMMA_8_BITS(wgmma_64x192x32_e4m3, 96, "m64n192k32", "e4m3.e4m3", "%96, %97", "%98")
+WGMMA_8_BITS(wgmma_64x256x32_e4m3, 128, "m64n256k32", "e4m3.e4m3", "%128, %129", "%130")
 // The same with an `a` of e5m2; b is e4m3.
-__device__ inline void wgmma_64x192x32_e5m2_e4m3(float d[96], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x192("e5m2.e4m3", "k32", "");
-}
-__device__ inline void wgmma_64x256x32_e5m2_e4m3(float d[128], uint64_t a, uint64_t b, int accumulate) {
-    WGMMA_64x256("e5m2.e4m3", "k32", "");
-}
+WGMMA_8_BITS(wgmma_64x192x32_e5m2_e4m3, 96, "m64n192k32", "e5m2.e4m3", "%96, %97", "%98")
+WGMMA_8_BITS(wgmma_64x256x32_e5m2_e4m3, 128, "m64n256k32", "e5m2.e4m3", "%128, %129", "%130")
 
 // ---- TMA: one thread starts a copy of a box of a tensor, or of contiguous bytes -------------------------------------
 
