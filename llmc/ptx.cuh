@@ -309,26 +309,26 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
     }
 
 // a is stored as (m,k), b as (n,k)
-WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", SHARED, ADD, "%8, %9", "%10", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", SHARED, ADD, "%16, %17", "%18", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x128x16, 64, "m64n128k16", SHARED, ADD, "%64, %65", "%66", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x128x16_new, 64, "m64n128k16", SHARED, NEW, "%64, %65", "0", ", 0, 0")
-WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", REGISTERS, ADD, "{%8, %9, %10, %11}, %12", "%13", ", 0")
-WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", REGISTERS, ADD, "{%16, %17, %18, %19}, %20", "%21", ", 0")
-WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 0")
-WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", REGISTERS, ADD, "{%96, %97, %98, %99}, %100", "%101", ", 0")
-WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", REGISTERS, ADD, "{%128, %129, %130, %131}, %132", "%133", ", 0")
-WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", REGISTERS, NEW, "{%32, %33, %34, %35}, %36", "0", ", 0")
+WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", SHARED, ADD, "%8, %9", "%10", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", SHARED, ADD, "%16, %17", "%18", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x128x16, 64, "m64n128k16", SHARED, ADD, "%64, %65", "%66", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x128x16_new, 64, "m64n128k16", SHARED, NEW, "%64, %65", "0", ", 0, 0");
+WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", REGISTERS, ADD, "{%8, %9, %10, %11}, %12", "%13", ", 0");
+WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", REGISTERS, ADD, "{%16, %17, %18, %19}, %20", "%21", ", 0");
+WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 0");
+WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", REGISTERS, ADD, "{%96, %97, %98, %99}, %100", "%101", ", 0");
+WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", REGISTERS, ADD, "{%128, %129, %130, %131}, %132", "%133", ", 0");
+WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", REGISTERS, NEW, "{%32, %33, %34, %35}, %36", "0", ", 0");
 
 // b is stored as (k,n), and an a in shared memory as (k,m): a wgmma_descriptor of rows (k) of 64 elements, as TMA writes them with
 // CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
-WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 1")
-WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 1, 1")
-WGMMA_16_BITS(wgmma_64x64x16_transposed_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 1, 1")
+WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 1");
+WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 1, 1");
+WGMMA_16_BITS(wgmma_64x64x16_transposed_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 1, 1");
 
 // Describes an operand whose rows run along m or n, one row per k. It consists of boxes of 64 columns, as TMA writes them
 // with CU_TENSOR_MAP_SWIZZLE_128B; the next 64 columns are box_bytes further. PTX calls this the leading-dimension byte
@@ -342,11 +342,11 @@ __device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int b
     const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
     return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
 }
-// As wgmma_64x64x16_transposed, with a wgmma_descriptor_transposed. _b: a is (m,k).
-WGMMA_16_BITS(wgmma_64x128x16_transposed, 64, "m64n128k16", REGISTERS, ADD, "{%64, %65, %66, %67}, %68", "%69", ", 1")
-WGMMA_16_BITS(wgmma_64x192x16_transposed, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 1, 1")
-WGMMA_16_BITS(wgmma_64x256x16_transposed, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 1, 1")
-WGMMA_16_BITS(wgmma_64x192x16_transposed_b, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 0, 1")
+// Like wgmma_64x64x16_transposed, but operands in shared memory are a wgmma_descriptor_transposed. _b: a is stored as (m,k).
+WGMMA_16_BITS(wgmma_64x128x16_transposed, 64, "m64n128k16", REGISTERS, ADD, "{%64, %65, %66, %67}, %68", "%69", ", 1");
+WGMMA_16_BITS(wgmma_64x192x16_transposed, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 1, 1");
+WGMMA_16_BITS(wgmma_64x256x16_transposed, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 1, 1");
+WGMMA_16_BITS(wgmma_64x192x16_transposed_b, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 0, 1");
 
 // 8 bits per element, e4m3 or e5m2: d (64xN) += a (64x32) b (32xN), otherwise as wgmma_64x128x16 and the wider ones.
 // 128 elements along k take as many bytes as 64 16-bit elements, so descriptors and the steps between them are the
@@ -357,12 +357,12 @@ WGMMA_16_BITS(wgmma_64x192x16_transposed_b, 96, "m64n192k16", SHARED, ADD, "%96,
     __device__ inline void name(float d[n], WGMMA_A_SHARED, uint64_t b, int accumulate) {                              \
         WGMMA(n, shape, types, SHARED, ADD, operands, accumulates, "");                                                \
     }
-WGMMA_8_BITS(wgmma_64x128x32_e4m3, 64, "m64n128k32", "e4m3.e4m3", "%64, %65", "%66")
-WGMMA_8_BITS(wgmma_64x192x32_e4m3, 96, "m64n192k32", "e4m3.e4m3", "%96, %97", "%98")
-WGMMA_8_BITS(wgmma_64x256x32_e4m3, 128, "m64n256k32", "e4m3.e4m3", "%128, %129", "%130")
+WGMMA_8_BITS(wgmma_64x128x32_e4m3, 64, "m64n128k32", "e4m3.e4m3", "%64, %65", "%66");
+WGMMA_8_BITS(wgmma_64x192x32_e4m3, 96, "m64n192k32", "e4m3.e4m3", "%96, %97", "%98");
+WGMMA_8_BITS(wgmma_64x256x32_e4m3, 128, "m64n256k32", "e4m3.e4m3", "%128, %129", "%130");
 // The same with an `a` of e5m2; b is e4m3.
-WGMMA_8_BITS(wgmma_64x192x32_e5m2_e4m3, 96, "m64n192k32", "e5m2.e4m3", "%96, %97", "%98")
-WGMMA_8_BITS(wgmma_64x256x32_e5m2_e4m3, 128, "m64n256k32", "e5m2.e4m3", "%128, %129", "%130")
+WGMMA_8_BITS(wgmma_64x192x32_e5m2_e4m3, 96, "m64n192k32", "e5m2.e4m3", "%96, %97", "%98");
+WGMMA_8_BITS(wgmma_64x256x32_e5m2_e4m3, 128, "m64n256k32", "e5m2.e4m3", "%128, %129", "%130");
 
 // ---- TMA: one thread starts a copy of a box of a tensor, or of contiguous bytes -------------------------------------
 
