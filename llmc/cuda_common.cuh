@@ -209,8 +209,8 @@ struct LaunchShape {
         : grid(grid), block(block), shared_bytes(shared_bytes), cluster(cluster), early(early) {}
 };
 
-// The arguments of cudaLaunchKernelEx() for a LaunchShape. Also raises the kernel's limit of dynamic shared memory, which is 48 KB
-// minus the static shared memory by default.
+// The arguments of cudaLaunchKernelEx() for a LaunchShape. Also sets the kernel's limit of dynamic shared memory, which is 48 KB
+// minus the static shared memory by default, to that of this launch.
 struct LaunchConfig : cudaLaunchConfig_t {
     cudaLaunchAttribute own[2] = {};
 

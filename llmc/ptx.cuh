@@ -255,9 +255,18 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 //
 // With accumulate == 0 the old values of d are overwritten.
 
-// Macros that write the functions of the tables below. SHARED: a is a descriptor. REGISTERS: a is the fragment a of mma_16x8x16 for
-// rows 16 * (warp % 4), and keeps its values until a wgmma_wait(). ADD: with the argument `accumulate`. NEW: without, for the first
-// product of a chain: the compiler knows that the old values of d are dead, so it can use their registers before the call.
+// Macros that write the functions of the tables below.
+//
+//     num_d         floats of d in a thread
+//     SHARED        a is a wgmma_descriptor
+//     REGISTERS     a is the fragment a of mma_16x8x16 for rows 16 * (warp % 4). The caller must not modify it before a wgmma_wait()
+//                   that covers this wgmma's group
+//     ADD           with the argument `accumulate`
+//     NEW           without it, for the first product of a chain: the compiler knows that the old values of d are dead, so it can
+//                   use their registers before the call
+//     operands      the placeholders of a and b in the inline PTX
+//     accumulates   that of scale-d, or 0
+//     flags         for 16 bits: whether a, if it is in shared memory, and b are transposed
 #define WGMMA_A_SHARED uint64_t a
 #define WGMMA_A_REGISTERS const uint32_t a[4]
 #define WGMMA_OPERAND_SHARED "l"(a)
@@ -276,7 +285,7 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 #define WGMMA_D64(io, i) WGMMA_D32(io, i), WGMMA_D32(io, i + 32)
 #define WGMMA_D96(io, i) WGMMA_D64(io, i), WGMMA_D32(io, i + 64)
 #define WGMMA_D128(io, i) WGMMA_D64(io, i), WGMMA_D64(io, i + 64)
-// The names of d[0] to d[n - 1] in PTX.
+// The placeholders of d[0] to d[num_d - 1] in the inline PTX.
 #define WGMMA_NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_NAMES16 WGMMA_NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_NAMES32                                                                                                  \
@@ -294,21 +303,21 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
     WGMMA_NAMES96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "                                   \
                   "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "                                 \
                   "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA(n, shape, types, where, io, operands, accumulates, flags)                                                \
+#define WGMMA(num_d, shape, types, where, io, operands, accumulates, flags)                                            \
     PTX_SM90A("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulates ", 0;\n"                                                 \
               "wgmma.mma_async.sync.aligned." shape ".f32." types " "                                                  \
-              "{" WGMMA_NAMES##n "}, " operands ", p, 1, 1" flags ";\n}\n"                                             \
-              : WGMMA_D##n(io, 0)                                                                                      \
+              "{" WGMMA_NAMES##num_d "}, " operands ", p, 1, 1" flags ";\n}\n"                                         \
+              : WGMMA_D##num_d(io, 0)                                                                                  \
               : WGMMA_OPERAND_##where, "l"(b)WGMMA_LAST_##io)
-#define WGMMA_16_BITS(name, n, shape, where, io, operands, accumulates, flags)                                         \
-    __device__ inline void name(float d[n], WGMMA_A_##where, uint64_t b, WGMMA_TYPE_##io(__nv_bfloat16)) {             \
-        WGMMA(n, shape, "bf16.bf16", where, io, operands, accumulates, flags);                                         \
+#define WGMMA_16_BITS(name, num_d, shape, where, io, operands, accumulates, flags)                                     \
+    __device__ inline void name(float d[num_d], WGMMA_A_##where, uint64_t b, WGMMA_TYPE_##io(__nv_bfloat16)) {         \
+        WGMMA(num_d, shape, "bf16.bf16", where, io, operands, accumulates, flags);                                     \
     }                                                                                                                  \
-    __device__ inline void name(float d[n], WGMMA_A_##where, uint64_t b, WGMMA_TYPE_##io(half)) {                      \
-        WGMMA(n, shape, "f16.f16", where, io, operands, accumulates, flags);                                           \
+    __device__ inline void name(float d[num_d], WGMMA_A_##where, uint64_t b, WGMMA_TYPE_##io(half)) {                  \
+        WGMMA(num_d, shape, "f16.f16", where, io, operands, accumulates, flags);                                       \
     }
 
-// a is stored as (m,k), b as (n,k)
+// K-major: a is stored as (m,k), b as (n,k).
 WGMMA_16_BITS(wgmma_64x16x16, 8, "m64n16k16", SHARED, ADD, "%8, %9", "%10", ", 0, 0");
 WGMMA_16_BITS(wgmma_64x32x16, 16, "m64n32k16", SHARED, ADD, "%16, %17", "%18", ", 0, 0");
 WGMMA_16_BITS(wgmma_64x64x16, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 0, 0");
@@ -324,8 +333,8 @@ WGMMA_16_BITS(wgmma_64x192x16, 96, "m64n192k16", REGISTERS, ADD, "{%96, %97, %98
 WGMMA_16_BITS(wgmma_64x256x16, 128, "m64n256k16", REGISTERS, ADD, "{%128, %129, %130, %131}, %132", "%133", ", 0");
 WGMMA_16_BITS(wgmma_64x64x16_new, 32, "m64n64k16", REGISTERS, NEW, "{%32, %33, %34, %35}, %36", "0", ", 0");
 
-// b is stored as (k,n), and an a in shared memory as (k,m): a wgmma_descriptor of rows (k) of 64 elements, as TMA writes them with
-// CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
+// MN-major: b is stored as (k,n) and, if it is in shared memory, a as (k,m): the wgmma_descriptor of rows (k) of 64 elements, as TMA
+// writes them with CU_TENSOR_MAP_SWIZZLE_128B. Adding 128 moves 16 rows (2048 bytes) along k.
 WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", REGISTERS, ADD, "{%32, %33, %34, %35}, %36", "%37", ", 1");
 WGMMA_16_BITS(wgmma_64x64x16_transposed, 32, "m64n64k16", SHARED, ADD, "%32, %33", "%34", ", 1, 1");
 WGMMA_16_BITS(wgmma_64x64x16_transposed_new, 32, "m64n64k16", SHARED, NEW, "%32, %33", "0", ", 1, 1");
@@ -342,7 +351,7 @@ __device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int b
     const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
     return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
 }
-// Like wgmma_64x64x16_transposed, but operands in shared memory are a wgmma_descriptor_transposed. _b: a is stored as (m,k).
+// The same with a wgmma_descriptor_transposed. _b: only b is; a is stored as (m,k) and has a wgmma_descriptor.
 WGMMA_16_BITS(wgmma_64x128x16_transposed, 64, "m64n128k16", REGISTERS, ADD, "{%64, %65, %66, %67}, %68", "%69", ", 1");
 WGMMA_16_BITS(wgmma_64x192x16_transposed, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 1, 1");
 WGMMA_16_BITS(wgmma_64x256x16_transposed, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 1, 1");
@@ -353,9 +362,9 @@ WGMMA_16_BITS(wgmma_64x192x16_transposed_b, 96, "m64n192k16", SHARED, ADD, "%96,
 // same. Accumulators are fp32, but the tensor core aligns the terms of a sum to the largest one and keeps about 14 bits
 // of them (DeepSeek-AI 2024, arXiv:2412.19437, section 3.5.2). Both operands have k as their contiguous dimension: the
 // flags that transpose an operand exist for 16-bit types only.
-#define WGMMA_8_BITS(name, n, shape, types, operands, accumulates)                                                     \
-    __device__ inline void name(float d[n], WGMMA_A_SHARED, uint64_t b, int accumulate) {                              \
-        WGMMA(n, shape, types, SHARED, ADD, operands, accumulates, "");                                                \
+#define WGMMA_8_BITS(name, num_d, shape, types, operands, accumulates)                                                 \
+    __device__ inline void name(float d[num_d], WGMMA_A_SHARED, uint64_t b, int accumulate) {                          \
+        WGMMA(num_d, shape, types, SHARED, ADD, operands, accumulates, "");                                            \
     }
 WGMMA_8_BITS(wgmma_64x128x32_e4m3, 64, "m64n128k32", "e4m3.e4m3", "%64, %65", "%66");
 WGMMA_8_BITS(wgmma_64x192x32_e4m3, 96, "m64n192k32", "e4m3.e4m3", "%96, %97", "%98");

@@ -636,24 +636,24 @@ template <int HS> static int attention_backward_sm90_stats(const AttentionBackwa
     return all / queries;
 }
 
-// A warpgroup's 64 keys of k or v as the left operand of a product. HS = 64: fragments in registers, so that wgmma reads less
-// shared memory, which is about as busy as the tensor cores. HS = 128: a descriptor, because no registers are left.
+// A warpgroup's 64 keys of k or v as the left operand of a product. HS = 64: fragments in registers, because the bandwidth of shared
+// memory would otherwise limit the kernel about as much as the tensor cores. HS = 128: a descriptor, because no registers are left.
 template <int HS> using AttentionBackwardSm90Keys = std::conditional_t<HS == 64, uint32_t[4][4], uint64_t>;
 
-// tile: k or v (128 keys, HS); row: the warp's first key.
+// Loads or describes this operand. tile: k or v (128 keys, HS); row: the warp's first key.
 __device__ inline void attention_backward_sm90_operand(uint64_t& x, const floatX* tile, int row) {
     x = wgmma_descriptor(tile + row / 64 * 64 * 64);
 }
 __device__ inline void attention_backward_sm90_operand(uint32_t (&x)[4][4], const floatX* tile, int row) {
-    int own = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+    int lane_row = threadIdx.x % 16, chunk = threadIdx.x % 32 / 16;
 #pragma unroll
     for (int d = 0; d < 4; d++) { // 16 columns: two chunks of 16 bytes, whose order is swizzled
-        ldmatrix_x4(x[d], tile + (row + own) * 64 + ((2 * d + half) ^ (own % 8)) * 8);
+        ldmatrix_x4(x[d], tile + (row + lane_row) * 64 + ((2 * d + chunk) ^ (lane_row % 8)) * 8);
     }
 }
 
 // The next four functions issue the wgmmas of a product and do not wait.
-// s (64 keys, 64 queries) = x (64 keys, HS) queries (64, HS)^T
+// s (64 keys, 64 queries) = x (64 keys, HS) queries (64, HS)^T; HS = 128 for a descriptor x, 64 for fragments
 __device__ inline void attention_backward_sm90_scores(float (&s)[32], uint64_t x, const floatX* queries) {
     attention_forward_sm90_scores<128, 128>(s, x, wgmma_descriptor(queries));
 }
@@ -679,7 +679,7 @@ __device__ inline void attention_backward_sm90_queries(float (&dq)[32], const fl
 }
 
 // Applies the causal mask of the diagonal tile, where key r and query r are the same token, so that query r sees the
-// keys up to r. key: this thread's first key, counted from the tile's first query.
+// keys up to r. key: this thread's first key, counted from the first query of s.
 template <int n> __device__ inline void attention_backward_sm90_mask(float (&s)[n], int key) {
     int ahead = key - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -688,8 +688,7 @@ template <int n> __device__ inline void attention_backward_sm90_mask(float (&s)[
     }
 }
 
-// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the tile's
-// queries.
+// Turns the scores s into P = exp2(s * scale2 - lse), in place. stats: lse (base 2) and dsum of the queries of s.
 template <int n> __device__ inline void attention_backward_sm90_p(float (&s)[n], const float4* stats, float scale2) {
     stats += threadIdx.x % 4;
 #pragma unroll
@@ -752,8 +751,12 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dq = dS^T k                       wait
 //     dk += dS q                        dq to shared memory, for the adder
 //
-// With HS = 128, dk comes before the barrier. With HS = 64, the 128 queries pass through the upper half of this table in two parts,
-// to save registers: s of the second part is issued before P of the first one is computed, and dp together with the first dv.
+// With HS = 128, dk comes before the barrier. With HS = 64, the 128 queries of a step are two parts, which saves registers; until the
+// barrier:
+//
+//     s0, dp0, s1                       P0, dS0
+//     dp1, dv += P0 dout0               dS0 to shared memory, P1, dS1
+//     dv += P1 dout1                    dS1 to shared memory
 //
 // dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
 // its own rows there, and waits before it needs them again.
@@ -790,7 +793,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& 
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
         mbarrier_init(&smem.k_empty, 8);                        // one arrival per consumer warp
-        mbarrier_init(&smem.v_empty, SMem::HS == 64 ? 256 : 8); // HS = 64: per thread, which has read v
+        mbarrier_init(&smem.v_empty, SMem::HS == 64 ? 256 : 8); // HS = 64: per thread, after its ldmatrix of v
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&smem.q_full[i], 1);
             mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
@@ -892,7 +895,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     }
 }
 
-// Writes a warp's sums of its rows of dq, which are in terms[0], [128], [256] and [384], to args.dq_terms.
+// Scales this thread's partial sums, terms[0], [128], [256] and [384], adds them up over the warp's rows and writes the sums of the
+// columns to args.dq_terms. box: which 64 columns.
 template <class SMem>
 __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
                                                               const float4* terms, int head, int row, int box) {
@@ -920,7 +924,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
                                                             int work, int n, int& i) {
     constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
-    constexpr int PARTS = QUERIES / 64; // of a step, of 64 queries each
+    constexpr int PARTS = QUERIES / 64; // of a step, of 64 queries each: 1 or 2
     // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
     constexpr bool DQ_FIRST = HS == 64;
     int lane = threadIdx.x % 32;
@@ -980,6 +984,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             const float4* stats = smem.stats[i % 2] + 32 * part;
+            // in flight, the oldest first: this part's s and dp, then in part 0 of two the next s, in part 1 dv
             wgmma_wait<PARTS>();
             wgmma_hold(s[part]);
             if (step < STEPS) { attention_backward_sm90_mask(s[part], row + lane / 4 - QUERIES * step - 64 * part); }
@@ -1003,19 +1008,19 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         }
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
-        auto keys = [&]() { // dk += dS q
+        auto accumulate_dk = [&]() { // += dS q
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
                 attention_backward_sm90_keys<HS>(dk, ds[part], q + 64 * 64 * part);
             }
             wgmma_commit();
         };
-        if (!DQ_FIRST) { keys(); }
+        if (!DQ_FIRST) { accumulate_dk(); }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
-        if (DQ_FIRST) { keys(); }
+        if (DQ_FIRST) { accumulate_dk(); }
         wgmma_wait<1>();
         wgmma_hold(dv);
         if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }

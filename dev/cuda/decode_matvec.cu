@@ -144,7 +144,8 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
         DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        // not <<<>>>: kernel 6 has set the kernel's limit of dynamic shared memory
+        // launch_kernel() sets the limit of dynamic shared memory to that of this launch. A smaller launch of the same kernel may have
+        // lowered it, and <<<>>> would fail then.
         launch_kernel(l.kernel, LaunchShape(l.grid, block_size, l.shared_bytes), stream, out, x, norm_weight, norm_bias,
                       (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
     });

@@ -47,8 +47,8 @@ static void declare(Bench& b) {
     Buffer<float> dloss = b.input_from<float>("dloss", 1, [=](float* x) { *x = dloss_value; });
     // the error of a logit: 16 fp32 roundings at the size of the terms' absolute sum
     float logit = 16 * ulp_of<float>() * 0.64f * sqrtf((float)C) * deviation * far;
-    // An element of dlogits, of inp and of the result is rounded to floatX, and a gradient's sum 16 times to fp32: most of it is the
-    // terms of the targets, of size dloss, to which all others are added. 5 standard deviations are the largest.
+    // dlogits, inp and the result are rounded to floatX. A gradient's fp32 sum rounds 16 times; its largest terms are the targets', of
+    // size dloss. Inputs reach 5 standard deviations.
     float rounding = (2 * ulp_of<floatX>() + 4 * logit + 16 * ulp_of<float>()) * 5 * dloss_value;
     Buffer<float> losses = b.output<float>("losses", N, {logit + 1e-6f, 2e-6f});
 #if defined(ENABLE_FP16)
