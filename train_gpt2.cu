@@ -8980,8 +8980,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& 
     if (threadIdx.x == 0) {
         mbarrier_init(&smem.k_full, 1);
         mbarrier_init(&smem.v_full, 1);
-        mbarrier_init(&smem.k_empty, 8);                        // one arrival per consumer warp
-        mbarrier_init(&smem.v_empty, SMem::HS == 64 ? 256 : 8); // HS = 64: per thread, after its ldmatrix of v
+        mbarrier_init(&smem.k_empty, 8); // one arrival per consumer warp
+        mbarrier_init(&smem.v_empty, 8);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&smem.q_full[i], 1);
             mbarrier_init(&smem.q_empty[i], 8 + 256); // per warp: q has been read; per thread: stats have been read
@@ -9083,8 +9083,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     }
 }
 
-// Scales this thread's partial sums, terms[0], [128], [256] and [384], adds them up over the warp's rows and writes the sums of the
-// columns to args.dq_terms. box: which 64 columns.
+// Adds up a warp's rows of dq and writes the sums of 64 columns, number `box`, to args.dq_terms, scaled. This thread's partial sums are
+// terms[0], [128], [256] and [384].
 template <class SMem>
 __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
                                                               const float4* terms, int head, int row, int box) {
@@ -9149,7 +9149,10 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
     attention_backward_sm90_operand(k, smem.k, row);
     mbarrier_wait(&smem.v_full, n % 2);
     attention_backward_sm90_operand(v, smem.v, row);
-    if (HS == 64) { mbarrier_arrive(&smem.v_empty); } // this thread has read v
+    if (HS == 64) { // v is in registers
+        __syncwarp();
+        if (lane == 0) { mbarrier_arrive(&smem.v_empty); }
+    }
 #pragma unroll 1
     for (int step = 0; step < num_steps; step++, i++) {
         bool last = step + 1 == num_steps;

@@ -264,9 +264,9 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 //     ADD           with the argument `accumulate`
 //     NEW           without it, for the first product of a chain: the compiler knows that the old values of d are dead, so it can
 //                   use their registers before the call
-//     operands      the placeholders of a and b in the inline PTX
-//     accumulates   that of scale-d, or 0
-//     flags         for 16 bits: whether a, if it is in shared memory, and b are transposed
+//     operands      a and b by their numbers in the asm statement: those of d come first
+//     accumulates   scale-d by its number, or 0
+//     flags         , imm-trans-a, imm-trans-b. Only 16 bits have them, and only an a in shared memory has imm-trans-a.
 #define WGMMA_A_SHARED uint64_t a
 #define WGMMA_A_REGISTERS const uint32_t a[4]
 #define WGMMA_OPERAND_SHARED "l"(a)
@@ -285,7 +285,7 @@ __device__ inline uint64_t wgmma_descriptor(const void* matrix) {
 #define WGMMA_D64(io, i) WGMMA_D32(io, i), WGMMA_D32(io, i + 32)
 #define WGMMA_D96(io, i) WGMMA_D64(io, i), WGMMA_D32(io, i + 64)
 #define WGMMA_D128(io, i) WGMMA_D64(io, i), WGMMA_D64(io, i + 64)
-// The placeholders of d[0] to d[num_d - 1] in the inline PTX.
+// d[0] to d[num_d - 1] by their numbers in the asm statement.
 #define WGMMA_NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_NAMES16 WGMMA_NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_NAMES32                                                                                                  \
@@ -351,7 +351,7 @@ __device__ inline uint64_t wgmma_descriptor_transposed(const void* matrix, int b
     const uint64_t leading_offset = (uint64_t)0x3FFF << 16; // bits 16 to 29
     return (wgmma_descriptor(matrix) & ~leading_offset) | (uint64_t)(box_bytes >> 4) << 16;
 }
-// The same with a wgmma_descriptor_transposed. _b: only b is; a is stored as (m,k) and has a wgmma_descriptor.
+// MN-major, with a wgmma_descriptor_transposed. _b: only b is MN-major; a is stored as (m,k) and has a wgmma_descriptor.
 WGMMA_16_BITS(wgmma_64x128x16_transposed, 64, "m64n128k16", REGISTERS, ADD, "{%64, %65, %66, %67}, %68", "%69", ", 1");
 WGMMA_16_BITS(wgmma_64x192x16_transposed, 96, "m64n192k16", SHARED, ADD, "%96, %97", "%98", ", 1, 1");
 WGMMA_16_BITS(wgmma_64x256x16_transposed, 128, "m64n256k16", SHARED, ADD, "%128, %129", "%130", ", 1, 1");
