@@ -8709,6 +8709,7 @@ struct AttentionBackwardSm90Args {
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
     unsigned group; // heads whose work items alternate
+    bool alternate; // the two adders of dq take turns, a step each; otherwise each has a warpgroup
     float scale;
 };
 
@@ -8722,6 +8723,9 @@ template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(
     // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
     size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
     args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
+    // Adding a term and passing the turn on takes an adder about as long as a step takes the consumers. With an adder per warpgroup,
+    // heads of 128 are 12% slower, heads of 64 1% at T = 16384 and not at T = 1024.
+    args.alternate = HS == 128 || a.T >= 8192;
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)a.scratch % 16 == 0); // bulk copies need this alignment
@@ -8939,8 +8943,7 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dq = dS^T k                       wait
 //     dk += dS q                        dq to shared memory, for the adder
 //
-// With HS = 128, dk comes before the barrier. With HS = 64, the 128 queries of a step are two parts, which saves registers; until the
-// barrier:
+// With HS = 64, the 128 queries of a step are two parts, which saves registers; until the barrier:
 //
 //     s0, dp0, s1                       P0, dS0
 //     dp1, dv += P0 dout0               dS0 to shared memory, P1, dS1
@@ -8950,7 +8953,7 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 // its own rows there, and waits before it needs them again.
 //
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
-//     adders (1 thread per warpgroup)   wait for the turn of this key tile, add dq to dq_sums, pass the turn on
+//     adders (2 threads)                wait for the turn of this key tile, add dq to dq_sums, pass the turn on
 
 template <int head_size = 64> struct AttentionBackwardSMem {
     static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // queries per step
@@ -8967,8 +8970,9 @@ template <int head_size = 64> struct AttentionBackwardSMem {
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    uint64_t dq_ready[2]; // the adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far
-    uint64_t dq_full[2];  // consumers arrive, the adder waits: dq has been written, or (key tile 0) has been read
+    // per warpgroup. ready: an adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far; full, of even
+    // and of odd steps: consumers arrive, an adder waits: dq has been written, or (key tile 0) has been read
+    uint64_t dq_ready[2], dq_full[2][2];
     uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
     int work[2];                          // numbers of work items, two stages
 };
@@ -8988,11 +8992,13 @@ template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& 
             mbarrier_init(&smem.dout_full[i], 1);
             mbarrier_init(&smem.dout_empty[i], 8);
             mbarrier_init(&smem.dq_ready[i], 1);
-            mbarrier_init(&smem.dq_full[i], 128);
+            mbarrier_init(&smem.dq_full[i][0], 128);
+            mbarrier_init(&smem.dq_full[i][1], 128);
             mbarrier_init(&smem.work_full[i], 1);
             mbarrier_init(&smem.work_empty[i], 256 + 2); // all consumer threads and the two adders
         }
         mbarrier_init_fence();
+        for (int i = 0; i < 2; i++) { mbarrier_arrive(&smem.dq_ready[i]); } // dq may be written in step 0
     }
     __syncthreads();
 }
@@ -9041,42 +9047,50 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
     while (tile < STEPS * args.num_tiles) { load_queries(); }
 }
 
-// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums, 16 KB per step. i counts steps over all
-// items of the block. `announced` is true if this thread has already arrived at dq_ready for the next step.
+// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums in every step, or (args.alternate) dq of both in
+// every second step, 16 KB per warpgroup. adder: 0 or 1; i: the steps that the block has done before this item.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
-                                                                              SMem& smem, int warpgroup, int work,
-                                                                              int& i, bool& announced) {
+                                                                              SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
-    float4* dq = smem.dq[warpgroup];
-    uint64_t *ready = &smem.dq_ready[warpgroup], *full = &smem.dq_full[warpgroup];
-    int num_steps = STEPS * (work % args.num_tiles + 1), j = args.num_tiles - num_steps / STEPS;
-    int half_tile = (work / args.num_tiles * args.num_tiles + j) * STEPS * 2 + warpgroup;
+    int j = args.num_tiles - 1 - work % args.num_tiles, num_steps = STEPS * (args.num_tiles - j);
+    int first = args.alternate ? 0 : adder, end = args.alternate ? 2 : adder + 1; // warpgroups
+    // key tile 0: the consumers add the last term in registers; this thread loads the sums so far, for the next step
+    int ahead = j == 0;
 #pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++, half_tile += 2) {
-        float4* sums = args.dq_sums + (size_t)half_tile * 1024;
-        int* turn = args.turns + half_tile;
-        int num_terms = step / STEPS; // that the sum has before
-        if (!announced && (j > 0 || num_terms == 0)) { mbarrier_arrive(ready); }
-        announced = false;
+    for (int step = args.alternate ? (i + adder) % 2 : 0; step < num_steps; step += args.alternate ? 2 : 1) {
+        int num_terms = step + ahead < num_steps ? (step + ahead) / STEPS : 0; // that the sum has before
+        int tile = (work / args.num_tiles * args.num_tiles + j) * STEPS + step + ahead;
+        int* turn = args.turns + 2 * tile + first;
         if (num_terms > 0) {
             while (load_acquire(turn) < num_terms) {} // until the terms of all higher key tiles are in the sum
             async_proxy_fence();
         }
-        if (j == 0 && num_terms > 0) { // key tile 0: the consumers add the last term in registers
-            mbarrier_arrive_expect(ready, BYTES);
-            bulk_load(dq, sums, BYTES, ready);
+#pragma unroll 1
+        for (int w = first; w < end; w++) {
+            float4 *dq = smem.dq[w], *sums = args.dq_sums + (size_t)(2 * tile + w) * 1024;
+            mbarrier_wait(&smem.dq_full[w][(i + step) % 2], (i + step) / 2 % 2);
+            if (j == 0 && num_terms == 0) {
+                mbarrier_arrive(&smem.dq_ready[w]);
+            } else if (j == 0) {
+                mbarrier_arrive_expect(&smem.dq_ready[w], BYTES);
+                bulk_load(dq, sums, BYTES, &smem.dq_ready[w]);
+            } else {
+                if (num_terms == 0) {
+                    bulk_store(sums, dq, BYTES);
+                } else {
+                    bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
+                }
+                tma_store_commit();
+            }
         }
-        mbarrier_wait(full, i % 2);
         if (j == 0) { continue; }
-        if (num_terms == 0) {
-            bulk_store(sums, dq, BYTES);
-        } else {
-            bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
+        // the consumers may overwrite dq that the bulk copies have read from shared memory
+        if (args.alternate) {
+            tma_store_wait<1>();
+            mbarrier_arrive(&smem.dq_ready[0]);
         }
-        tma_store_commit();
-        tma_store_wait<0>(); // the bulk copy has read dq from shared memory, so the consumers may overwrite it
-        mbarrier_arrive(ready);
-        announced = true;
+        tma_store_wait<0>();
+        mbarrier_arrive(&smem.dq_ready[end - 1]);
         tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
         async_proxy_fence();
         store_release(turn, num_terms + 1);
@@ -9113,8 +9127,6 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                                                             int work, int n, int& i) {
     constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS, BOXES = SMem::BOXES;
     constexpr int PARTS = QUERIES / 64; // of a step, of 64 queries each: 1 or 2
-    // The product dk runs while dq is written; with HS = 128, q of the next step would then arrive too late.
-    constexpr bool DQ_FIRST = HS == 64;
     int lane = threadIdx.x % 32;
     float scale = args.scale;
     AttentionBackwardSm90Keys<HS> k, v;
@@ -9199,27 +9211,18 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         }
         tma_store_fence(); // wgmma reads through the async proxy
         wgmma_fence();
-        auto accumulate_dk = [&]() { // += dS q
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) {
-                attention_backward_sm90_keys<HS>(dk, ds[part], q + 64 * 64 * part);
-            }
-            wgmma_commit();
-        };
-        if (!DQ_FIRST) { accumulate_dk(); }
         named_barrier_sync(1, 256); // both warpgroups have written ds
         wgmma_fence();
         attention_backward_sm90_queries(dq, smem.ds[i % 2] + (warpgroup - box) * 128 * 64, smem.k + box * 128 * 64);
         wgmma_commit();
-        if (DQ_FIRST) { accumulate_dk(); }
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) { // dk runs while dq is written
+            attention_backward_sm90_keys<HS>(dk, ds[part], q + 64 * 64 * part);
+        }
+        wgmma_commit();
         wgmma_wait<1>();
         wgmma_hold(dv);
         if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }
-        if (!DQ_FIRST) {
-            wgmma_hold(dk);
-            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
-            wgmma_wait<0>();
-        }
         wgmma_hold(dq);
         if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
 
@@ -9239,12 +9242,10 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
             store(0, box, staging(0, i), QUERIES * step - 64 * box, dq, scale);
             if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
         }
-        mbarrier_arrive(&smem.dq_full[warpgroup]);
-        if (DQ_FIRST) {
-            wgmma_wait<0>();
-            wgmma_hold(dk);
-            if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
-        }
+        mbarrier_arrive(&smem.dq_full[warpgroup][i % 2]);
+        wgmma_wait<0>();
+        wgmma_hold(dk);
+        if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
     }
     if (j == 0) { wait_for_stores(); }
 #pragma unroll
@@ -9316,9 +9317,9 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
         if (warp == 0) { attention_backward_sm90_producer(args, smem, qkv_map, dout_map); }
         if (warp == 1 || warp == 2) {
             int i = 0;
-            bool announced = false;
             attention_backward_sm90_each(smem, args.num_heads * args.num_tiles, [&](int work, int) {
-                attention_backward_sm90_add_item(args, smem, warp - 1, work, i, announced);
+                attention_backward_sm90_add_item(args, smem, warp - 1, work, i);
+                i += AttentionBackwardSMem<HS>::STEPS * (work % args.num_tiles + 1);
             });
         }
         return;
