@@ -789,17 +789,26 @@ template <int ring> __global__ void __launch_bounds__(256, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
+// Launches one of the kernels 16 to 21 with this ring, and boxes of box_bytes behind it: a block per tile, or persistent blocks.
+template <bool persistent, int ring, class... Parameters, class... Maps>
+static void matmul_forward_launch16(void (*kernel)(Parameters...), std::integral_constant<int, ring>, int threads,
+                                    const MatmulForwardArgs& f, cudaStream_t stream, int box_bytes = 0,
+                                    const Maps&... maps) {
+    require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
+    CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
+    CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
+    int num_tiles = matmul_forward_num_tiles(f, 128, 128), bytes = ring * sizeof(MatmulForwardStage) + box_bytes + 1024;
+    if constexpr (persistent) {
+        LaunchShape shape(std::min(num_tiles, num_multiprocessors()), threads, bytes);
+        launch_kernel(kernel, shape, stream, f, inp_map, weight_map, maps..., num_tiles);
+    } else {
+        launch_kernel(kernel, LaunchShape(num_tiles, threads, bytes), stream, f, inp_map, weight_map);
+    }
+}
+
 void matmul_forward16(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<3, 2, 4, 6>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel16<decltype(ring)::value>;
-        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<num_tiles, 256, bytes, stream>>>(f, inp_map, weight_map);
-        cudaCheck(cudaGetLastError());
+        matmul_forward_launch16<false>(matmul_forward_sm90_kernel16<decltype(ring)::value>, ring, 256, f, stream);
     });
 }
 
@@ -849,15 +858,7 @@ template <int ring> __global__ void __launch_bounds__(288, 2)
 
 void matmul_forward17(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<3, 2, 4, 6>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel17<decltype(ring)::value>;
-        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<num_tiles, 288, bytes, stream>>>(f, inp_map, weight_map);
-        cudaCheck(cudaGetLastError());
+        matmul_forward_launch16<false>(matmul_forward_sm90_kernel17<decltype(ring)::value>, ring, 288, f, stream);
     });
 }
 
@@ -913,15 +914,7 @@ template <int ring> __global__ void __launch_bounds__(288, 1)
 
 void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4, 7>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel18<decltype(ring)::value>;
-        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 288, bytes, stream>>>(f, inp_map, weight_map, num_tiles);
-        cudaCheck(cudaGetLastError());
+        matmul_forward_launch16<true>(matmul_forward_sm90_kernel18<decltype(ring)::value>, ring, 288, f, stream);
     });
 }
 
@@ -931,10 +924,27 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 // no pause. A consumer holds a whole tile, 128 accumulators per thread, so setmaxnreg moves registers from the
 // producer, which is a warpgroup now, to the consumers.
 
+// How a consumer's results leave; kernels 20 and 21 have other ways, with two boxes of shared memory per warp. Here lanes store them.
+struct MatmulForwardResults19 {
+    struct Maps {};
+    __device__ MatmulForwardResults19(floatX (*)[16 * 64], const Maps&) {}
+    __device__ void end() {}
+};
+
+// The epilogue of a warp's two times 16 rows, 64 apart, and 128 columns.
+__device__ inline void matmul_forward_store_tile(const MatmulForwardArgs& f, const float (&sum)[2][64],
+                                                 MatmulForwardResults19&, int row0, int col0) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        matmul_forward_store_warp(f, sum[i / 4] + i % 4 * 16, row0 + i / 4 * 64, col0 + i % 4 * 32);
+    }
+}
+
 // With 6 stages of the ring a block takes 193 KB, so there is one block per SM.
-template <int ring> __global__ void __launch_bounds__(384, 1)
+template <int ring, class Results> __global__ void __launch_bounds__(384, 1)
     matmul_forward_sm90_kernel19(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
-                                 const __grid_constant__ CUtensorMap weight_map, int num_tiles) {
+                                 const __grid_constant__ CUtensorMap weight_map,
+                                 const __grid_constant__ typename Results::Maps maps, int num_tiles) {
     extern __shared__ __align__(128) unsigned char dynamic_shared[];
     // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
     __shared__ uint64_t full[ring], empty[ring];
@@ -967,6 +977,7 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         return;
     }
     warpgroup_more_registers<232>();
+    Results results(reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring)[threadIdx.x / 32 - 4], maps);
     // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
     // a round of the ring ahead would take an earlier tile's stage for its own.
     // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
@@ -988,27 +999,15 @@ template <int ring> __global__ void __launch_bounds__(384, 1)
         wgmma_wait<0>();
         if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
         matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
-                matmul_forward_store_warp(f, sum[m] + 16 * q, n0 + 64 * m + 16 * warp, o0 + 32 * q);
-            }
-        }
+        matmul_forward_store_tile(f, sum, results, n0 + 16 * warp, o0);
     }
+    results.end();
 }
 
 void matmul_forward19(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4, 7>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel19<decltype(ring)::value>;
-        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map, num_tiles);
-        cudaCheck(cudaGetLastError());
+        auto kernel = matmul_forward_sm90_kernel19<decltype(ring)::value, MatmulForwardResults19>;
+        matmul_forward_launch16<true>(kernel, ring, 384, f, stream, 0, MatmulForwardResults19::Maps());
     });
 }
 
@@ -1084,10 +1083,11 @@ struct MatmulForwardBoxes20 {
     __device__ void end() {}
 };
 
-// The epilogue of a warp's two times 16 rows, 64 apart, and 64 * n columns.
-template <int n, class Boxes> __device__ inline void matmul_forward_store_boxes(const MatmulForwardArgs& f,
-                                                                                const float (&sum)[2][32 * n],
-                                                                                Boxes& boxes, int row0, int col0) {
+// The same through boxes, for 128 or 192 columns.
+template <int columns, class Boxes> __device__ inline void matmul_forward_store_tile(const MatmulForwardArgs& f,
+                                                                                     const float (&sum)[2][columns],
+                                                                                     Boxes& boxes, int row0, int col0) {
+    constexpr int n = columns / 32;
     auto store = [&](auto has_gelu, auto has_residual) {
 #pragma unroll
         for (int i = 0; i < 2 * n; i++) {
@@ -1108,82 +1108,11 @@ template <int n, class Boxes> __device__ inline void matmul_forward_store_boxes(
 }
 
 // With 6 stages of the ring and 32 KB of boxes a block takes 225 KB of the 227 KB that an SM has.
-template <int ring, class Boxes> __global__ void __launch_bounds__(384, 1)
-    matmul_forward_sm90_kernel20(MatmulForwardArgs f, const __grid_constant__ CUtensorMap inp_map,
-                                 const __grid_constant__ CUtensorMap weight_map,
-                                 const __grid_constant__ typename Boxes::Maps maps, int num_tiles) {
-    extern __shared__ __align__(128) unsigned char dynamic_shared[];
-    // full: TMA has loaded the stage, consumers wait; empty: consumers have read it, the producer waits
-    __shared__ uint64_t full[ring], empty[ring];
-    __shared__ uint64_t turn[2]; // consumer c waits for turn[c]; the other consumer arrives once it issued its products
-    MatmulForwardStage* stages = matmul_forward_stages(dynamic_shared);
-    int n0, o0, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, group = threadIdx.x / 128;
-    int num_steps = ceil_div(f.C, 64);
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < ring; s++) {
-            mbarrier_init(&full[s], 1);
-            mbarrier_init(&empty[s], 4); // the four warps of the one consumer that reads the stage
-        }
-        for (int g = 0; g < 2; g++) { mbarrier_init(&turn[g], 4); }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    // Warpgroup 0 is the producer, warpgroups 1 and 2 are the consumers. The block's tiles, numbered 0, 1, 2, ..., go
-    // to warpgroups 1, 2, 1, ...; their steps go through the ring in that order.
-    if (group == 0) {
-        warpgroup_fewer_registers<40>();
-        if (threadIdx.x != 0) { return; }
-        int i = 0;
-        for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-            matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
-            for (int step = 0; step < num_steps; step++, i++) {
-                mbarrier_wait(&empty[i % ring], (i / ring + 1) % 2);
-                matmul_forward_tma(stages[i % ring], &full[i % ring], inp_map, weight_map, n0, o0, step);
-            }
-        }
-        return;
-    }
-    warpgroup_more_registers<232>();
-    Boxes boxes(reinterpret_cast<floatX(*)[2][16 * 64]>(stages + ring)[threadIdx.x / 32 - 4], maps);
-    // A consumer waits for its turn before it waits for a stage. A barrier's parity is one bit, so a consumer more than
-    // a round of the ring ahead would take an earlier tile's stage for its own.
-    // i: this consumer's next step among all steps of the block; number: tiles that this consumer has begun
-    int i = (group - 1) * num_steps, number = 0;
-    for (int tile = blockIdx.x + (group - 1) * gridDim.x; tile < num_tiles; tile += 2 * gridDim.x, i += num_steps) {
-        float sum[2][64]; // rows 0..63, 64..127
-        mbarrier_wait(&turn[group - 1], (number++ + group) % 2);
-        for (int step = 0; step < num_steps; step++, i++) {
-            MatmulForwardStage& stage = stages[i % ring];
-            mbarrier_wait(&full[i % ring], i / ring % 2);
-            wgmma_fence();
-            matmul_forward_wgmma(sum[0], stage.inp, stage.weight, step > 0);
-            matmul_forward_wgmma(sum[1], stage.inp + 64 * 64, stage.weight, step > 0);
-            wgmma_commit();
-            wgmma_wait<1>(); // the previous step's products are done: its stage is free
-            if (step > 0 && lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
-        }
-        if (lane == 0) { mbarrier_arrive(&turn[2 - group]); }
-        wgmma_wait<0>();
-        if (lane == 0) { mbarrier_arrive(&empty[(i - 1) % ring]); }
-        matmul_forward_tile(f, tile, 128, 128, &n0, &o0);
-        matmul_forward_store_boxes<2>(f, sum, boxes, n0 + 16 * warp, o0);
-    }
-    boxes.end();
-}
-
 template <class Boxes>
 static void matmul_forward_launch20(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4>(stages, [&](auto ring) {
-        auto kernel = matmul_forward_sm90_kernel20<decltype(ring)::value, Boxes>;
-        require(compiled_arch(kernel) == 90); // nvcc -gencode arch=compute_90a,code=sm_90a
-        CUtensorMap inp_map = tensor_map(f.inp, {f.C, f.N}, {64, 128});
-        CUtensorMap weight_map = tensor_map(f.weight, {f.C, f.OC}, {64, 128});
-        const int bytes = decltype(ring)::value * sizeof(MatmulForwardStage) + 8 * 2 * sizeof(floatX[16 * 64]) + 1024;
-        cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        int num_tiles = matmul_forward_num_tiles(f, 128, 128);
-        kernel<<<std::min(num_tiles, num_multiprocessors()), 384, bytes, stream>>>(f, inp_map, weight_map,
-                                                                                   Boxes::maps(f), num_tiles);
-        cudaCheck(cudaGetLastError());
+        auto kernel = matmul_forward_sm90_kernel19<decltype(ring)::value, Boxes>;
+        matmul_forward_launch16<true>(kernel, ring, 384, f, stream, 8 * 2 * sizeof(floatX[16 * 64]), Boxes::maps(f));
     });
 }
 
@@ -1323,7 +1252,7 @@ template <int ring, class Blocks> __global__ void __launch_bounds__(384, 1)
         wgmma_wait<0>();
         Blocks::release(&empty[(i - 1) % ring]);
         Blocks::tile(f, tile, &n0, &o0);
-        matmul_forward_store_boxes<3>(f, sum, boxes, n0 + 16 * warp, o0);
+        matmul_forward_store_tile(f, sum, boxes, n0 + 16 * warp, o0);
     }
     boxes.end();
     if (Blocks::CLUSTER > 1) { Blocks::sync(); } // the other block may still write to this one's shared memory
