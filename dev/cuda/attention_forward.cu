@@ -435,7 +435,8 @@ __device__ inline void attention_forward_store7(floatX* out, float* lse, const f
     }
 }
 
-__global__ void __launch_bounds__(128, 4)
+// softmax: attention_forward_softmax7, or that of kernel 8
+template <auto softmax> __global__ void __launch_bounds__(128, 4)
     attention_forward_kernel7(floatX* out, float* lse, const floatX* qkv, int T, int NH, float scale_log2) {
     constexpr int HS = LADDER_HS;
     __shared__ __align__(16) floatX q_tile[64][LADDER_ROW], k_tile[64][LADDER_ROW], v_tile[64][LADDER_ROW];
@@ -463,7 +464,7 @@ __global__ void __launch_bounds__(128, 4)
                 mma_16x8x16(s[n + 1], q, k[2], k[3], floatX());
             }
         }
-        attention_forward_softmax7(s, o, m, l, q0 + warp_row - k0, scale_log2);
+        softmax(s, o, m, l, q0 + warp_row - k0, scale_log2);
         attention_forward_values7(o, s, v_tile);
     }
     attention_forward_store7(out + (size_t)b * T * C + h * HS, lse + (size_t)blockIdx.x * T, o, m, l, q0 + warp_row, T,
@@ -478,7 +479,7 @@ template <class Kernel> static void attention_forward_launch7(Kernel kernel, flo
 }
 
 void attention_forward7(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_launch7(attention_forward_kernel7, out, lse, qkv, B, T, NH, exec);
+    attention_forward_launch7(attention_forward_kernel7<attention_forward_softmax7>, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 8: less arithmetic per score: masks at the diagonal only, one fma per exponent, rescale only if m grows ----
@@ -520,43 +521,8 @@ __device__ inline void attention_forward_softmax8(float (&s)[8][4], float (&o)[8
     }
 }
 
-__global__ void __launch_bounds__(128, 4)
-    attention_forward_kernel8(floatX* out, float* lse, const floatX* qkv, int T, int NH, float scale_log2) {
-    constexpr int HS = LADDER_HS;
-    __shared__ __align__(16) floatX q_tile[64][LADDER_ROW], k_tile[64][LADDER_ROW], v_tile[64][LADDER_ROW];
-    int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
-    int b = blockIdx.x / NH, h = blockIdx.x % NH, q0 = (gridDim.y - 1 - blockIdx.y) * 64;
-    size_t C = (size_t)NH * HS;
-    const floatX* src = qkv + (size_t)b * T * 3 * C + h * HS;
-    attention_forward_load7(q_tile, src, q0, T, C);
-    float o[8][4] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {};
-    for (int k0 = 0; k0 < min(q0 + 64, T); k0 += 64) {
-        __syncthreads(); // all warps have read the previous tile
-        attention_forward_load7(k_tile, src + C, k0, T, C);
-        attention_forward_load7(v_tile, src + 2 * C, k0, T, C);
-        __syncthreads();
-        float s[8][4] = {};
-#pragma unroll
-        for (int d = 0; d < HS; d += 16) {
-            uint32_t q[4];
-            ldmatrix_x4(q, &q_tile[warp_row + lane % 16][d + lane / 16 * 8]);
-#pragma unroll
-            for (int n = 0; n < 8; n += 2) {
-                uint32_t k[4];
-                ldmatrix_x4(k, &k_tile[8 * n + lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 8]);
-                mma_16x8x16(s[n], q, k[0], k[1], floatX());
-                mma_16x8x16(s[n + 1], q, k[2], k[3], floatX());
-            }
-        }
-        attention_forward_softmax8(s, o, m, l, q0 + warp_row - k0, scale_log2);
-        attention_forward_values7(o, s, v_tile);
-    }
-    attention_forward_store7(out + (size_t)b * T * C + h * HS, lse + (size_t)blockIdx.x * T, o, m, l, q0 + warp_row, T,
-                             C);
-}
-
 void attention_forward8(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, const Execution& exec) {
-    attention_forward_launch7(attention_forward_kernel8, out, lse, qkv, B, T, NH, exec);
+    attention_forward_launch7(attention_forward_kernel7<attention_forward_softmax8>, out, lse, qkv, B, T, NH, exec);
 }
 
 // ---- kernel 9: the fragments of the queries are loaded once, not again for each tile of keys ----
