@@ -42,14 +42,19 @@ void global_norm1(float* norm, float* scratch, const float* grads, size_t n, cud
 
 // ---- kernel 2: grid-stride loop with as many blocks as fit on the device, one atomic add per block ----
 
-__global__ void __launch_bounds__(1024) global_norm_kernel2(double* sum, const float* grads, size_t n) {
+// The block's sum of squares.
+__device__ inline float global_norm_block2(const float* grads, size_t n) {
     __shared__ float shared[32];
     float squares = 0.0f;
     size_t stride = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
         squares += grads[i] * grads[i];
     }
-    squares = block_sum(squares, shared);
+    return block_sum(squares, shared);
+}
+
+__global__ void __launch_bounds__(1024) global_norm_kernel2(double* sum, const float* grads, size_t n) {
+    float squares = global_norm_block2(grads, n);
     if (threadIdx.x == 0) { atomicAdd(sum, (double)squares); }
 }
 
@@ -65,13 +70,7 @@ void global_norm2(float* norm, float* scratch, const float* grads, size_t n, cud
 // ---- kernel 3: one sum per block; a second launch adds them in a fixed order, so every run gives the same bits ----
 
 __global__ void __launch_bounds__(1024) global_norm_kernel3(float* block_sums, const float* grads, size_t n) {
-    __shared__ float shared[32];
-    float squares = 0.0f;
-    size_t stride = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-        squares += grads[i] * grads[i];
-    }
-    squares = block_sum(squares, shared);
+    float squares = global_norm_block2(grads, n);
     if (threadIdx.x == 0) { block_sums[blockIdx.x] = squares; }
 }
 

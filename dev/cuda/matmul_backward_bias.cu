@@ -77,7 +77,9 @@ void matmul_backward_bias3(float* dbias, const floatX* dout, int N, int OC, cuda
 
 // ---- kernel 4: 128-bit loads; blocks also share the rows, and add their sums by float atomics ---------------------
 
-__global__ void matmul_backward_bias_kernel4(float* dbias, const floatX* dout, int N, int OC, int rows) {
+// Calls store(c, sum) with the sum of each of the block's columns c over its rows.
+template <class Store>
+__device__ inline void matmul_backward_bias_columns4(const floatX* dout, int N, int OC, int rows, const Store& store) {
     constexpr int columns = 32 * x128::size; // per warp
     extern __shared__ __align__(128) float matmul_backward_bias_shared[];
     float* shared = matmul_backward_bias_shared; // (warps, columns)
@@ -93,8 +95,12 @@ __global__ void matmul_backward_bias_kernel4(float* dbias, const floatX* dout, i
     for (int i = threadIdx.x; i < columns && blockIdx.x * columns + i < OC; i += blockDim.x) {
         float total = 0;
         for (int w = 0; w < num_warps; w++) { total += shared[w * columns + i]; }
-        atomicAdd(dbias + blockIdx.x * columns + i, total);
+        store(blockIdx.x * columns + i, total);
     }
+}
+
+__global__ void matmul_backward_bias_kernel4(float* dbias, const floatX* dout, int N, int OC, int rows) {
+    matmul_backward_bias_columns4(dout, N, OC, rows, [=](int c, float sum) { atomicAdd(dbias + c, sum); });
 }
 
 void matmul_backward_bias4(float* dbias, const floatX* dout, int N, int OC, cudaStream_t stream, int block_size) {
@@ -109,23 +115,8 @@ void matmul_backward_bias4(float* dbias, const floatX* dout, int N, int OC, cuda
 // ---- kernel 5: deterministic: each block writes its sums to scratch, a second kernel adds them up in order --------
 
 __global__ void matmul_backward_bias_kernel5(float* partial, const floatX* dout, int N, int OC, int rows) {
-    constexpr int columns = 32 * x128::size;
-    extern __shared__ __align__(128) float matmul_backward_bias_shared[];
-    float* shared = matmul_backward_bias_shared; // (warps, columns)
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-    int c = blockIdx.x * columns + lane * x128::size, end = min(N, (int)(blockIdx.y + 1) * rows);
-    float sum[x128::size] = {};
-    for (int row = blockIdx.y * rows + warp; row < end && c < OC; row += num_warps) {
-        x128 x = load128(dout + (size_t)row * OC + c);
-        for (int k = 0; k < x128::size; k++) { sum[k] += (float)x[k]; }
-    }
-    for (int k = 0; k < x128::size; k++) { shared[warp * columns + lane * x128::size + k] = sum[k]; }
-    __syncthreads();
-    for (int i = threadIdx.x; i < columns && blockIdx.x * columns + i < OC; i += blockDim.x) {
-        float total = 0;
-        for (int w = 0; w < num_warps; w++) { total += shared[w * columns + i]; }
-        partial[(size_t)blockIdx.y * OC + blockIdx.x * columns + i] = total;
-    }
+    matmul_backward_bias_columns4(dout, N, OC, rows,
+                                  [=](int c, float sum) { partial[(size_t)blockIdx.y * OC + c] = sum; });
 }
 
 __global__ void matmul_backward_bias_join_kernel5(float* dbias, const float* partial, int num, int OC) {
