@@ -79,17 +79,35 @@ void fused_residual_layernorm_forward2(floatX* residual, floatX* normed, float* 
 
 // This is kernel 7 of layernorm_forward, which has the steps that lead to it, with a sum in place of the load.
 // A row belongs to one warp or, if it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
-constexpr int FUSED_RESIDUAL_LAYERNORM_MAX_VECS = 3;
 
-// Sums x over the row's warps; all threads get the same bits. Callers alternate between two `partial` (16) buffers,
-// so one barrier per call is enough.
-__device__ inline float fused_residual_layernorm_row_sum(float x, float* partial, int row_warps) {
-    x = warp_sum(x);
-    if (row_warps == 1) { return x; }
-    if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
-    __syncthreads();
+// Loads the thread's parts of a row of inp1 and inp2.
+template <int num_vecs> __device__ inline void fused_residual_layernorm_load(const LayernormForwardPlace<num_vecs>& at,
+                                                                             x128 (&x)[num_vecs], x128 (&add)[num_vecs],
+                                                                             const floatX* inp1, const floatX* inp2,
+                                                                             int row) {
+    size_t start = at.start(row);
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        if (at.inside(j)) {
+            x[j] = load128(inp1 + start + j * at.stride);
+            add[j] = load128(inp2 + start + j * at.stride);
+        }
+    }
+}
+
+// Adds `add` to x, rounds, stores the result in residual too, and returns the sum of the thread's part.
+template <int num_vecs>
+__device__ inline float fused_residual_layernorm_add(const LayernormForwardPlace<num_vecs>& at, x128 (&x)[num_vecs],
+                                                     const x128 (&add)[num_vecs], floatX* residual, int row) {
     float sum = 0.0f;
-    for (int i = 0; i < row_warps; i++) { sum += partial[i]; }
+#pragma unroll
+    for (int j = 0; j < num_vecs; j++) {
+        for (int k = 0; k < x128::size; k++) {
+            x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
+            sum += (float)x[j][k];
+        }
+        if (at.inside(j)) { store128(residual + at.start(row) + j * at.stride, x[j]); }
+    }
     return sum;
 }
 
@@ -98,95 +116,21 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      int row_warps) {
     __shared__ float partial[2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int row = blockIdx.x * (blockDim.x / width) + threadIdx.x / width;
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
     // whole warps return, and only with row_warps == 1, where there is no barrier
-    if (row >= N) { return; }
-    bool last_valid = first + (num_vecs - 1) * stride < C; // only the last vector of a thread can be outside the row
-    size_t start = (size_t)row * C + first;
-    float inv_C = 1.0f / C;
-
-    x128 x[num_vecs] = {}, add[num_vecs] = {}; // zeros beyond the row
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            x[j] = load128(inp1 + start + j * stride);
-            add[j] = load128(inp2 + start + j * stride);
-        }
-    }
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        for (int k = 0; k < x128::size; k++) {
-            x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
-            sum += (float)x[j][k];
-        }
-        if (j < num_vecs - 1 || last_valid) { store128(residual + start + j * stride, x[j]); }
-    }
-    float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            for (int k = 0; k < x128::size; k++) {
-                float centered = (float)x[j][k] - m;
-                squares += centered * centered;
-            }
-        }
-    }
-    float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + NORM_EPSILON);
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            // weight and bias are the same for all rows, so these loads hit L1
-            x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-            for (int k = 0; k < x128::size; k++) {
-                y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-            }
-            store128(normed + start + j * stride, y);
-        }
-    }
-    if (first == 0) { mean[row] = m, rstd[row] = r; }
+    if (at.row >= N) { return; }
+    x128 x[num_vecs] = {}, add[num_vecs] = {};
+    fused_residual_layernorm_load(at, x, add, inp1, inp2, at.row);
+    float m = at.mean(fused_residual_layernorm_add(at, x, add, residual, at.row), partial[0]);
+    float r = at.rstd(x, m, NORM_EPSILON, partial[1]);
+    at.normalise(normed, mean, rstd, at.row, x, m, r, weight, bias);
 }
 
 void fused_residual_layernorm_forward4(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                        cudaStream_t stream, int block_size) {
-    int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * FUSED_RESIDUAL_LAYERNORM_MAX_VECS * row_warps) { row_warps *= 2; }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because of the barrier
-    require(block_size % 32 == 0 && block_size <= 512);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps);
-    auto kernel = num_vecs == 1   ? fused_residual_layernorm_kernel4<1>
-                  : num_vecs == 2 ? fused_residual_layernorm_kernel4<2>
-                                  : fused_residual_layernorm_kernel4<3>;
-    kernel<<<ceil_div(N, block_rows), block_size, 0, stream>>>(residual, normed, mean, rstd, inp1, inp2, weight, bias,
-                                                               N, C, row_warps);
-    cudaCheck(cudaGetLastError());
-}
-
-// Launches a persistent kernel, 5 to 7: as many blocks as the device can hold at once, each with many rows. `kernels`
-// are the instances for 1, 2 and 3 vectors per thread. Shared memory: `stages` times 16 bytes per vector of each
-// thread.
-template <class Kernel>
-static void fused_residual_layernorm_persistent(Kernel* const kernels[3], int stages, floatX* residual, floatX* normed,
-                                                float* mean, float* rstd, const floatX* inp1, const floatX* inp2,
-                                                const floatX* weight, const floatX* bias, int N, int C,
-                                                cudaStream_t stream, int block_size) {
-    int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * FUSED_RESIDUAL_LAYERNORM_MAX_VECS * row_warps) { row_warps *= 2; }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; }
-    require(block_size % 32 == 0 && block_size <= 512);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps), resident;
-    size_t shared_bytes = (size_t)stages * num_vecs * block_size * sizeof(x128);
-    Kernel* kernel = kernels[num_vecs - 1];
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, shared_bytes));
-    int grid_size = min(ceil_div(N, block_rows), num_multiprocessors() * resident);
-    kernel<<<grid_size, block_size, shared_bytes, stream>>>(residual, normed, mean, rstd, inp1, inp2, weight, bias, N,
-                                                            C, row_warps);
-    cudaCheck(cudaGetLastError());
+    layernorm_forward_launch([](auto n) { return fused_residual_layernorm_kernel4<n.value>; }, {false, 1, 0}, N, C,
+                             stream, block_size, residual, normed, mean, rstd, inp1, inp2, weight, bias);
 }
 
 // ---- kernel 5: persistent; weight and bias stay in registers too, at the price of occupancy ----------
@@ -197,70 +141,23 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      int row_warps) {
     __shared__ float partial[2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int block_rows = blockDim.x / width;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
     x128 w[num_vecs] = {}, b[num_vecs] = {};
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            w[j] = load128(weight + first + j * stride);
-            b[j] = load128(bias + first + j * stride);
-        }
-    }
-    for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
-        size_t start = (size_t)row * C + first;
+    at.load(w, weight, 0), at.load(b, bias, 0);
+    for (int row = at.row; row < N; row += at.row_step) {
         x128 x[num_vecs] = {}, add[num_vecs] = {};
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x[j] = load128(inp1 + start + j * stride);
-                add[j] = load128(inp2 + start + j * stride);
-            }
-        }
-        float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            for (int k = 0; k < x128::size; k++) {
-                x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
-                sum += (float)x[j][k];
-            }
-            if (j < num_vecs - 1 || last_valid) { store128(residual + start + j * stride, x[j]); }
-        }
-        float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                for (int k = 0; k < x128::size; k++) {
-                    float centered = (float)x[j][k] - m;
-                    squares += centered * centered;
-                }
-            }
-        }
-        float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + NORM_EPSILON);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x128 y;
-                for (int k = 0; k < x128::size; k++) {
-                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[j][k] + (float)b[j][k]);
-                }
-                store128(normed + start + j * stride, y);
-            }
-        }
-        if (first == 0) { mean[row] = m, rstd[row] = r; }
+        fused_residual_layernorm_load(at, x, add, inp1, inp2, row);
+        float m = at.mean(fused_residual_layernorm_add(at, x, add, residual, row), partial[0]);
+        float r = at.rstd(x, m, NORM_EPSILON, partial[1]);
+        at.normalise(normed, mean, rstd, row, x, m, r, w, b);
     }
 }
 
 void fused_residual_layernorm_forward5(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                        cudaStream_t stream, int block_size) {
-    decltype(&fused_residual_layernorm_kernel5<1>) kernels[3] = {
-        fused_residual_layernorm_kernel5<1>, fused_residual_layernorm_kernel5<2>, fused_residual_layernorm_kernel5<3>};
-    fused_residual_layernorm_persistent(kernels, 0, residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
-                                        stream, block_size);
+    layernorm_forward_launch([](auto n) { return fused_residual_layernorm_kernel5<n.value>; }, {true, 1, 0}, N, C,
+                             stream, block_size, residual, normed, mean, rstd, inp1, inp2, weight, bias);
 }
 
 // ---- kernel 6: one pass for mean and variance, from differences to an estimate of the mean -------------
@@ -272,37 +169,27 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
                                      const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                      int row_warps) {
     __shared__ float partial[2][2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int block_rows = blockDim.x / width, parity = 0;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-
-    for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
-        size_t start = (size_t)row * C + first;
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
+    int parity = 0;
+    for (int row = at.row; row < N; row += at.row_step) {
         x128 near1 = load128(inp1 + (size_t)row * C), near2 = load128(inp2 + (size_t)row * C);
         float near = 0.0f;
         for (int k = 0; k < x128::size; k++) { near += (float)near1[k] + (float)near2[k]; }
         // rounded to floatX, so that x - near is exact and has no error that all x share
         near = (float)(floatX)(near / x128::size);
         x128 x[num_vecs] = {}, add[num_vecs] = {};
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x[j] = load128(inp1 + start + j * stride);
-                add[j] = load128(inp2 + start + j * stride);
-            }
-        }
+        fused_residual_layernorm_load(at, x, add, inp1, inp2, row);
         float sum = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
+            if (at.inside(j)) {
                 for (int k = 0; k < x128::size; k++) {
                     x[j][k] = (floatX)((float)x[j][k] + (float)add[j][k]);
                     float d = (float)x[j][k] - near;
                     sum += d;
                     squares += d * d;
                 }
-                store128(residual + start + j * stride, x[j]);
+                store128(residual + at.start(row) + j * at.stride, x[j]);
             }
         }
         sum = warp_sum(sum);
@@ -315,29 +202,17 @@ template <int num_vecs> __global__ void __launch_bounds__(512, 1)
             for (int i = 0; i < row_warps; i++) { sum += partial[parity][0][i], squares += partial[parity][1][i]; }
             parity = 1 - parity; // double buffer: one barrier per row is enough
         }
-        float shift = sum * inv_C, m = near + shift;
-        float r = rsqrtf(fmaxf(squares * inv_C - shift * shift, 0.0f) + NORM_EPSILON);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-                for (int k = 0; k < x128::size; k++) {
-                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-                }
-                store128(normed + start + j * stride, y);
-            }
-        }
-        if (first == 0) { mean[row] = m, rstd[row] = r; }
+        float shift = sum * at.inv_C, m = near + shift;
+        float r = rsqrtf(fmaxf(squares * at.inv_C - shift * shift, 0.0f) + NORM_EPSILON);
+        at.normalise(normed, mean, rstd, row, x, m, r, weight, bias);
     }
 }
 
 void fused_residual_layernorm_forward6(floatX* residual, floatX* normed, float* mean, float* rstd, const floatX* inp1,
                                        const floatX* inp2, const floatX* weight, const floatX* bias, int N, int C,
                                        cudaStream_t stream, int block_size) {
-    decltype(&fused_residual_layernorm_kernel6<1>) kernels[3] = {
-        fused_residual_layernorm_kernel6<1>, fused_residual_layernorm_kernel6<2>, fused_residual_layernorm_kernel6<3>};
-    fused_residual_layernorm_persistent(kernels, 0, residual, normed, mean, rstd, inp1, inp2, weight, bias, N, C,
-                                        stream, block_size);
+    layernorm_forward_launch([](auto n) { return fused_residual_layernorm_kernel6<n.value>; }, {true, 1, 0}, N, C,
+                             stream, block_size, residual, normed, mean, rstd, inp1, inp2, weight, bias);
 }
 
 // ---- kernel 7: persistent; cp.async loads the next 2 rows into a ring in shared memory ------------------
@@ -353,69 +228,40 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     __shared__ float partial[2][16];
     // (stages, num_vecs, inp1 and inp2, blockDim.x)
     extern __shared__ __align__(128) int4 fused_residual_layernorm_ring[];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int block_rows = blockDim.x / width, row_step = gridDim.x * block_rows;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
+    auto slot = [&](int stage, int j) {
+        return fused_residual_layernorm_ring + (stage * num_vecs + j) * 2 * blockDim.x + threadIdx.x;
+    };
     // one group of copies per row; groups after the last row are empty, so that the number in flight stays constant
     auto fetch = [&](int row, int stage) {
         if (row < N) {
-            size_t start = (size_t)row * C + first;
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                if (j < num_vecs - 1 || last_valid) {
-                    int4* slot = fused_residual_layernorm_ring + (stage * num_vecs + j) * 2 * blockDim.x + threadIdx.x;
-                    cp_async_16(slot, inp1 + start + j * stride);
-                    cp_async_16(slot + blockDim.x, inp2 + start + j * stride);
+                if (at.inside(j)) {
+                    cp_async_16(slot(stage, j), inp1 + at.start(row) + j * at.stride);
+                    cp_async_16(slot(stage, j) + blockDim.x, inp2 + at.start(row) + j * at.stride);
                 }
             }
         }
         cp_async_commit();
     };
-    int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
-    for (int i = 0; i < FUSED_RESIDUAL_LAYERNORM_STAGES7; i++) { fetch(row + i * row_step, i); }
-    for (; row < N; row += row_step) {
-        size_t start = (size_t)row * C + first;
+    int row = at.row, stage = 0;
+    for (int i = 0; i < FUSED_RESIDUAL_LAYERNORM_STAGES7; i++) { fetch(row + i * at.row_step, i); }
+    for (; row < N; row += at.row_step) {
         cp_async_wait<FUSED_RESIDUAL_LAYERNORM_STAGES7 - 1>();
-        x128 x[num_vecs] = {};
-        float sum = 0.0f, squares = 0.0f;
+        x128 x[num_vecs] = {}, add[num_vecs] = {};
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                int4* slot = fused_residual_layernorm_ring + (stage * num_vecs + j) * 2 * blockDim.x + threadIdx.x;
-                x128 a = load128((const floatX*)slot), b = load128((const floatX*)(slot + blockDim.x));
-                for (int k = 0; k < x128::size; k++) {
-                    x[j][k] = (floatX)((float)a[k] + (float)b[k]);
-                    sum += (float)x[j][k];
-                }
-                store128(residual + start + j * stride, x[j]);
+            if (at.inside(j)) {
+                x[j] = load128((const floatX*)slot(stage, j));
+                add[j] = load128((const floatX*)(slot(stage, j) + blockDim.x));
             }
         }
-        float m = fused_residual_layernorm_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * row_step, stage); // this row's stage has been read
+        float m = at.mean(fused_residual_layernorm_add(at, x, add, residual, row), partial[0]);
+        fetch(row + FUSED_RESIDUAL_LAYERNORM_STAGES7 * at.row_step, stage); // this row's stage has been read
         stage = (stage + 1) % FUSED_RESIDUAL_LAYERNORM_STAGES7;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                for (int k = 0; k < x128::size; k++) {
-                    float centered = (float)x[j][k] - m;
-                    squares += centered * centered;
-                }
-            }
-        }
-        float r = rsqrtf(fused_residual_layernorm_row_sum(squares, partial[1], row_warps) * inv_C + NORM_EPSILON);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-                for (int k = 0; k < x128::size; k++) {
-                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
-                }
-                store128(normed + start + j * stride, y);
-            }
-        }
-        if (first == 0) { mean[row] = m, rstd[row] = r; }
+        float r = at.rstd(x, m, NORM_EPSILON, partial[1]);
+        at.normalise(normed, mean, rstd, row, x, m, r, weight, bias);
     }
 }
 
@@ -428,10 +274,9 @@ void fused_residual_layernorm_forward7(floatX* residual, floatX* normed, float* 
                                           block_size);
         return;
     }
-    decltype(&fused_residual_layernorm_kernel7<1>) kernels[3] = {
-        fused_residual_layernorm_kernel7<1>, fused_residual_layernorm_kernel7<2>, fused_residual_layernorm_kernel7<3>};
-    fused_residual_layernorm_persistent(kernels, 2 * FUSED_RESIDUAL_LAYERNORM_STAGES7, residual, normed, mean, rstd,
-                                        inp1, inp2, weight, bias, N, C, stream, block_size);
+    layernorm_forward_launch([](auto n) { return fused_residual_layernorm_kernel7<n.value>; },
+                             {true, 1, 2 * FUSED_RESIDUAL_LAYERNORM_STAGES7}, N, C, stream, block_size, residual,
+                             normed, mean, rstd, inp1, inp2, weight, bias);
 }
 
 #include "fused_residual_layernorm_early.cuh" // kernels 8 and 9

@@ -248,90 +248,27 @@ void layernorm_forward6(floatX* out, float* mean, float* rstd, const floatX* inp
 
 #include "layernorm_forward.cuh" // kernel 7
 
-constexpr int LAYERNORM_FORWARD_OTHER_MAX_VECS = 3; // of a thread in kernels 8 to 12
-
-// Launches kernels 8 to 10, which are persistent: as many blocks as fit on the device at once, each looping over many
-// rows. kernels[i] is the instance with i + 1 vectors per thread. stages: how many rows each warp (or block, for long
-// rows) holds in dynamic shared memory; 0 in kernels 8 and 9.
-template <class Kernel> static void layernorm_forward_persistent(Kernel* const kernels[3], int stages, floatX* out,
-                                                                 float* mean, float* rstd, const floatX* inp,
-                                                                 const floatX* weight, const floatX* bias, int N, int C,
-                                                                 cudaStream_t stream, int block_size) {
-    int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS * row_warps) { row_warps *= 2; }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; }
-    require(block_size % 32 == 0 && block_size <= 512);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = block_size / (32 * row_warps), resident;
-    size_t shared_bytes = (size_t)stages * num_vecs * block_size * sizeof(x128);
-    Kernel* kernel = kernels[num_vecs - 1];
-    cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
-    cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, shared_bytes));
-    int grid_size = min(ceil_div(N, block_rows), num_multiprocessors() * resident);
-    kernel<<<grid_size, block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C, row_warps);
-    cudaCheck(cudaGetLastError());
-}
-
 // ---- kernel 8: persistent; weight and bias stay in registers too, so fewer warps fit on an SM -----------------
 
 template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int block_rows = blockDim.x / width;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
     x128 w[num_vecs] = {}, b[num_vecs] = {};
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (j < num_vecs - 1 || last_valid) {
-            w[j] = load128(weight + first + j * stride);
-            b[j] = load128(bias + first + j * stride);
-        }
-    }
-    for (int row = blockIdx.x * block_rows + threadIdx.x / width; row < N; row += gridDim.x * block_rows) {
+    at.load(w, weight, 0), at.load(b, bias, 0);
+    for (int row = at.row; row < N; row += at.row_step) {
         x128 x[num_vecs] = {};
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) { x[j] = load128(inp + (size_t)row * C + first + j * stride); }
-        }
-        float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
-        }
-        float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                for (int k = 0; k < x128::size; k++) {
-                    float centered = (float)x[j][k] - m;
-                    squares += centered * centered;
-                }
-            }
-        }
-        float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + NORM_EPSILON);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x128 y;
-                for (int k = 0; k < x128::size; k++) {
-                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[j][k] + (float)b[j][k]);
-                }
-                store128(out + (size_t)row * C + first + j * stride, y);
-            }
-        }
-        if (first == 0) { mean[row] = m, rstd[row] = r; }
+        at.load(x, inp, row);
+        float m = at.mean(at.sum(x), partial[0]), r = at.rstd(x, m, NORM_EPSILON, partial[1]);
+        at.normalise(out, mean, rstd, row, x, m, r, w, b);
     }
 }
 
 void layernorm_forward8(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    decltype(&layernorm_forward_kernel8<1>) kernels[3] = {layernorm_forward_kernel8<1>, layernorm_forward_kernel8<2>,
-                                                          layernorm_forward_kernel8<3>};
-    layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
+    layernorm_forward_launch([](auto n) { return layernorm_forward_kernel8<n.value>; }, {true, 1, 0}, N, C, stream,
+                             block_size, out, mean, rstd, inp, weight, bias);
 }
 
 // ---- kernel 9: persistent; the next row is loaded into registers while the current row is summed ---------
@@ -340,60 +277,26 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
     layernorm_forward_kernel9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                               const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int block_rows = blockDim.x / width;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
     x128 next[num_vecs] = {};
-    int row = blockIdx.x * block_rows + threadIdx.x / width;
-#pragma unroll
-    for (int j = 0; j < num_vecs; j++) {
-        if (row < N && (j < num_vecs - 1 || last_valid)) {
-            next[j] = load128(inp + (size_t)row * C + first + j * stride);
-        }
-    }
-    for (; row < N; row += gridDim.x * block_rows) {
-        float x[num_vecs][x128::size], sum = 0.0f, squares = 0.0f;
+    if (at.row < N) { at.load(next, inp, at.row); }
+    for (int row = at.row; row < N; row += at.row_step) {
+        Floats128<floatX> x[num_vecs];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            for (int k = 0; k < x128::size; k++) {
-                x[j][k] = (float)next[j][k];
-                sum += x[j][k];
-            }
+            for (int k = 0; k < x128::size; k++) { x[j][k] = (float)next[j][k]; }
         }
-        int next_row = row + gridDim.x * block_rows;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (next_row < N && (j < num_vecs - 1 || last_valid)) {
-                next[j] = load128(inp + (size_t)next_row * C + first + j * stride);
-            }
-        }
-        float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                for (int k = 0; k < x128::size; k++) { squares += (x[j][k] - m) * (x[j][k] - m); }
-            }
-        }
-        float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + NORM_EPSILON);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-                for (int k = 0; k < x128::size; k++) { y[k] = (floatX)((x[j][k] - m) * r * (float)w[k] + (float)b[k]); }
-                store128(out + (size_t)row * C + first + j * stride, y);
-            }
-        }
-        if (first == 0) { mean[row] = m, rstd[row] = r; }
+        float sum = at.sum(x);
+        if (row + at.row_step < N) { at.load(next, inp, row + at.row_step); }
+        float m = at.mean(sum, partial[0]), r = at.rstd(x, m, NORM_EPSILON, partial[1]);
+        at.normalise(out, mean, rstd, row, x, m, r, weight, bias);
     }
 }
 
 void layernorm_forward9(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                         const floatX* bias, int N, int C, cudaStream_t stream, int block_size) {
-    decltype(&layernorm_forward_kernel9<1>) kernels[3] = {layernorm_forward_kernel9<1>, layernorm_forward_kernel9<2>,
-                                                          layernorm_forward_kernel9<3>};
-    layernorm_forward_persistent(kernels, 0, out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
+    layernorm_forward_launch([](auto n) { return layernorm_forward_kernel9<n.value>; }, {true, 1, 0}, N, C, stream,
+                             block_size, out, mean, rstd, inp, weight, bias);
 }
 
 // ---- kernel 10: persistent; a ring of 4 stages in shared memory, filled by cp.async, holds the next rows ------
@@ -406,60 +309,35 @@ template <int num_vecs> __global__ void __launch_bounds__(512)
                                const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][16];
     extern __shared__ __align__(128) int4 layernorm_forward_ring[]; // (stages, num_vecs, blockDim.x)
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int block_rows = blockDim.x / width, row_step = gridDim.x * block_rows;
-    bool last_valid = first + (num_vecs - 1) * stride < C;
-    float inv_C = 1.0f / C;
-
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
+    auto slot = [&](int stage, int j) {
+        return layernorm_forward_ring + (stage * num_vecs + j) * blockDim.x + threadIdx.x;
+    };
     // one commit group per row, empty past the last row, so that the number of groups in flight stays the same
     auto fetch = [&](int row, int stage) {
         if (row < N) {
 #pragma unroll
             for (int j = 0; j < num_vecs; j++) {
-                if (j < num_vecs - 1 || last_valid) {
-                    cp_async_16(layernorm_forward_ring + (stage * num_vecs + j) * blockDim.x + threadIdx.x,
-                                inp + (size_t)row * C + first + j * stride);
-                }
+                if (at.inside(j)) { cp_async_16(slot(stage, j), inp + at.start(row) + j * at.stride); }
             }
         }
         cp_async_commit();
     };
-    int row = blockIdx.x * block_rows + threadIdx.x / width, stage = 0;
-    for (int i = 0; i < LAYERNORM_FORWARD_STAGES; i++) { fetch(row + i * row_step, i); }
-    for (; row < N; row += row_step) {
+    int row = at.row, stage = 0;
+    for (int i = 0; i < LAYERNORM_FORWARD_STAGES; i++) { fetch(row + i * at.row_step, i); }
+    for (; row < N; row += at.row_step) {
         cp_async_wait<LAYERNORM_FORWARD_STAGES - 1>();
-        float x[num_vecs][x128::size], sum = 0.0f, squares = 0.0f;
+        Floats128<floatX> x[num_vecs];
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            x128 xv = {};
-            if (j < num_vecs - 1 || last_valid) {
-                int4* slot = layernorm_forward_ring + (stage * num_vecs + j) * blockDim.x + threadIdx.x;
-                xv = load128((const floatX*)slot);
-            }
-            for (int k = 0; k < x128::size; k++) {
-                x[j][k] = (float)xv[k];
-                sum += x[j][k];
-            }
+            x128 xv = at.inside(j) ? load128((const floatX*)slot(stage, j)) : x128();
+            for (int k = 0; k < x128::size; k++) { x[j][k] = (float)xv[k]; }
         }
-        float m = layernorm_forward_row_sum(sum, partial[0], row_warps) * inv_C;
-        fetch(row + LAYERNORM_FORWARD_STAGES * row_step, stage); // the row in this stage is in registers now
+        float m = at.mean(at.sum(x), partial[0]);
+        fetch(row + LAYERNORM_FORWARD_STAGES * at.row_step, stage); // the row in this stage is in registers now
         stage = (stage + 1) % LAYERNORM_FORWARD_STAGES;
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                for (int k = 0; k < x128::size; k++) { squares += (x[j][k] - m) * (x[j][k] - m); }
-            }
-        }
-        float r = rsqrtf(layernorm_forward_row_sum(squares, partial[1], row_warps) * inv_C + NORM_EPSILON);
-#pragma unroll
-        for (int j = 0; j < num_vecs; j++) {
-            if (j < num_vecs - 1 || last_valid) {
-                x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
-                for (int k = 0; k < x128::size; k++) { y[k] = (floatX)((x[j][k] - m) * r * (float)w[k] + (float)b[k]); }
-                store128(out + (size_t)row * C + first + j * stride, y);
-            }
-        }
-        if (first == 0) { mean[row] = m, rstd[row] = r; }
+        float r = at.rstd(x, m, NORM_EPSILON, partial[1]);
+        at.normalise(out, mean, rstd, row, x, m, r, weight, bias);
     }
 }
 
@@ -470,10 +348,9 @@ void layernorm_forward10(floatX* out, float* mean, float* rstd, const floatX* in
         layernorm_forward9(out, mean, rstd, inp, weight, bias, N, C, stream, block_size);
         return;
     }
-    decltype(&layernorm_forward_kernel10<1>) kernels[3] = {layernorm_forward_kernel10<1>, layernorm_forward_kernel10<2>,
-                                                           layernorm_forward_kernel10<3>};
-    layernorm_forward_persistent(kernels, LAYERNORM_FORWARD_STAGES, out, mean, rstd, inp, weight, bias, N, C, stream,
-                                 block_size);
+    layernorm_forward_launch([](auto n) { return layernorm_forward_kernel10<n.value>; },
+                             {true, 1, LAYERNORM_FORWARD_STAGES}, N, C, stream, block_size, out, mean, rstd, inp,
+                             weight, bias);
 }
 
 // ---- kernels 11 and 12: rows in shared memory, half the registers, more warps; 12 takes two rows per warp ------
@@ -519,21 +396,21 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
                                const floatX* bias, int N, int C, int row_warps) {
     __shared__ float partial[2][rows][16];
     extern __shared__ __align__(128) int4 layernorm_forward_rows[]; // (rows, num_vecs, blockDim.x)
-    int width = 32 * row_warps, first = threadIdx.x % width * x128::size, stride = width * x128::size;
-    int row = (blockIdx.x * (blockDim.x / width) + threadIdx.x / width) * rows;
+    LayernormForwardPlace<num_vecs> at(C, row_warps);
+    int row = at.row * rows;
     if (row >= N) { return; }
-    bool last_valid = first + (num_vecs - 1) * stride < C, second_valid = row + rows - 1 < N;
-    float inv_C = 1.0f / C, m[rows], r[rows];
+    bool second_valid = row + rows - 1 < N;
+    float m[rows], r[rows];
     int4* own = layernorm_forward_rows + threadIdx.x; // vector j of row i: own[(i * num_vecs + j) * blockDim.x]
 
-    const floatX* from = inp + (size_t)row * C + first;
+    const floatX* from = inp + at.start(row);
     int4 bits[rows][num_vecs] = {};
 #pragma unroll
     for (int i = 0; i < rows; i++) {
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if ((j < num_vecs - 1 || last_valid) && (i == 0 || second_valid)) {
-                bits[i][j] = vec128_bits(load128(from + i * C + j * stride));
+            if (at.inside(j) && (i == 0 || second_valid)) {
+                bits[i][j] = vec128_bits(load128(from + i * C + j * at.stride));
             }
         }
     }
@@ -551,10 +428,10 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
     __syncwarp(); // no thread needs it; it makes the compiler reread the rows from shared memory, not keep registers
 #pragma unroll
     for (int i = 0; i < rows; i++) {
-        m[i] *= inv_C, r[i] = 0.0f;
+        m[i] *= at.inv_C, r[i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < num_vecs; j++) {
-            if (j == num_vecs - 1 && !last_valid) { continue; }
+            if (!at.inside(j)) { continue; }
             x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
             for (int k = 0; k < x128::size; k++) {
                 float centered = (float)x[k] - m[i];
@@ -565,22 +442,22 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
     layernorm_forward_row_sums<rows>(r, partial[1], row_warps);
     __syncwarp(); // as above
 #pragma unroll
-    for (int i = 0; i < rows; i++) { r[i] = rsqrtf(r[i] * inv_C + NORM_EPSILON); }
-    floatX* to = out + (size_t)row * C + first;
+    for (int i = 0; i < rows; i++) { r[i] = rsqrtf(r[i] * at.inv_C + NORM_EPSILON); }
+    floatX* to = out + at.start(row);
 #pragma unroll
     for (int j = 0; j < num_vecs; j++) {
-        if (j == num_vecs - 1 && !last_valid) { continue; }
-        x128 w = load128(weight + first + j * stride), b = load128(bias + first + j * stride), y;
+        if (!at.inside(j)) { continue; }
+        x128 w = at.parameter(weight, j), b = at.parameter(bias, j), y;
 #pragma unroll
         for (int i = 0; i < rows; i++) {
             x128 x = vec128_from_bits<floatX>(own[(i * num_vecs + j) * blockDim.x]);
             for (int k = 0; k < x128::size; k++) {
                 y[k] = (floatX)(((float)x[k] - m[i]) * r[i] * (float)w[k] + (float)b[k]);
             }
-            if (i == 0 || second_valid) { store128(to + i * C + j * stride, y); }
+            if (i == 0 || second_valid) { store128(to + i * C + j * at.stride, y); }
         }
     }
-    if (first != 0) { return; }
+    if (at.first != 0) { return; }
     mean[row] = m[0], rstd[row] = r[0];
     if (rows == 2 && second_valid) { mean[row + 1] = m[rows - 1], rstd[row + 1] = r[rows - 1]; }
 }
@@ -588,22 +465,13 @@ template <int rows, int num_vecs> __global__ void __launch_bounds__(256, layerno
 template <int rows> void layernorm_forward11(floatX* out, float* mean, float* rstd, const floatX* inp,
                                              const floatX* weight, const floatX* bias, int N, int C,
                                              cudaStream_t stream, int block_size) {
-    int row_warps = 1, num_vectors = C / x128::size;
-    while (num_vectors > 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS * row_warps) { row_warps *= 2; }
-    if (row_warps > 8) { // the block would exceed the 256 threads of __launch_bounds__
+    if (C / x128::size > 8 * 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS) { // more warps than the 8 of __launch_bounds__
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, NORM_EPSILON, stream);
         return;
     }
-    if (row_warps > 1) { block_size = 32 * row_warps; }
-    require(N >= 1 && C >= 8 && C % 8 == 0 && block_size <= 256);
-    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = rows * (block_size / (32 * row_warps));
-    auto kernel = num_vecs == 1   ? layernorm_forward_kernel11<rows, 1>
-                  : num_vecs == 2 ? layernorm_forward_kernel11<rows, 2>
-                                  : layernorm_forward_kernel11<rows, 3>;
-    size_t shared_bytes = (size_t)rows * num_vecs * block_size * sizeof(x128);
-    kernel<<<ceil_div(N, block_rows), block_size, shared_bytes, stream>>>(out, mean, rstd, inp, weight, bias, N, C,
-                                                                          row_warps);
-    cudaCheck(cudaGetLastError());
+    require(block_size <= 256);
+    layernorm_forward_launch([](auto n) { return layernorm_forward_kernel11<rows, n.value>; }, {false, rows, rows}, N,
+                             C, stream, block_size, out, mean, rstd, inp, weight, bias);
 }
 
 // ---- kernel 13: kernel 7 with one vector per thread and one row per block, with as many warps as the row needs ----

@@ -99,3 +99,118 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
                  N, C, epsilon, row_warps);
 }
 // ==== end promoted: layernorm_forward ====
+
+// ---- shared by kernels 8 to 12 of layernorm_forward.cu and kernels 4 to 7 of fused_residual_layernorm.cu ----
+
+// The most vectors of a row that a thread of these kernels holds.
+constexpr int LAYERNORM_FORWARD_OTHER_MAX_VECS = 3;
+
+// A thread's place in the rows, which have the layout of kernel 7: one or a few warps per row. The thread's part of a row is
+// num_vecs vectors; vector j starts at element start(row) + j * stride. In registers it is an X, an array of num_vecs vectors of
+// floatX or of float, which are zeros past the row's end.
+template <int num_vecs> struct LayernormForwardPlace {
+    int C, row_warps, first, stride;
+    int row, row_step; // the thread's first row; a persistent kernel continues with row + row_step
+    bool last_valid;   // only a thread's last vector can be past the row's end
+    float inv_C;
+
+    __device__ LayernormForwardPlace(int C, int row_warps) : C(C), row_warps(row_warps) {
+        int width = 32 * row_warps, block_rows = blockDim.x / width;
+        first = threadIdx.x % width * x128::size, stride = width * x128::size;
+        row = blockIdx.x * block_rows + threadIdx.x / width, row_step = gridDim.x * block_rows;
+        last_valid = first + (num_vecs - 1) * stride < C;
+        inv_C = 1.0f / C;
+    }
+    __device__ bool inside(int j) const { return j < num_vecs - 1 || last_valid; }
+    __device__ size_t start(int row) const { return (size_t)row * C + first; }
+
+    // Loads the thread's part of a row of p (N,C). A vector past the row's end is left as it is: the caller clears x.
+    __device__ void load(x128 (&x)[num_vecs], const floatX* p, int row) const {
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (inside(j)) { x[j] = load128(p + start(row) + j * stride); }
+        }
+    }
+    // Returns vector j of weight or bias (C), from memory or from the thread's part in registers.
+    __device__ x128 parameter(const floatX* p, int j) const { return load128(p + first + j * stride); }
+    __device__ x128 parameter(const x128* part, int j) const { return part[j]; }
+
+    // Returns the sum of the thread's part of the row.
+    template <class X> __device__ float sum(const X& x) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            for (int k = 0; k < x128::size; k++) { sum += (float)x[j][k]; }
+        }
+        return sum;
+    }
+    // Returns the row's mean, where `sum` is that of the thread's part. mean() and rstd() alternate between two `partial` (16)
+    // buffers, because of layernorm_forward_row_sum().
+    __device__ float mean(float sum, float* partial) const {
+        return layernorm_forward_row_sum(sum, partial, row_warps) * inv_C;
+    }
+    // Returns 1 / sqrt(variance + epsilon) of the row, whose mean is m.
+    template <class X> __device__ float rstd(const X& x, float m, float epsilon, float* partial) const {
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (inside(j)) {
+                for (int k = 0; k < x128::size; k++) {
+                    float centered = (float)x[j][k] - m;
+                    squares += centered * centered;
+                }
+            }
+        }
+        return rsqrtf(layernorm_forward_row_sum(squares, partial, row_warps) * inv_C + epsilon);
+    }
+    // Stores the thread's part of the normalised row; the row's first thread stores mean m and rstd r. weight and bias are what
+    // parameter() reads.
+    template <class X, class W> __device__ void normalise(floatX* out, float* mean, float* rstd, int row, const X& x,
+                                                          float m, float r, const W* weight, const W* bias) const {
+#pragma unroll
+        for (int j = 0; j < num_vecs; j++) {
+            if (inside(j)) {
+                // weight and bias are the same for all rows, so loads of them hit L1
+                x128 w = parameter(weight, j), b = parameter(bias, j), y;
+                for (int k = 0; k < x128::size; k++) {
+                    y[k] = (floatX)(((float)x[j][k] - m) * r * (float)w[k] + (float)b[k]);
+                }
+                store128(out + start(row) + j * stride, y);
+            }
+        }
+        if (first == 0) { mean[row] = m, rstd[row] = r; }
+    }
+};
+
+// The grid of such a kernel. Each warp, or each block of a long row, takes `rows` neighbouring rows at once, and has room for
+// shared_rows in dynamic shared memory. A persistent kernel has as many blocks as fit on the device at once, each looping over
+// many rows; its `rows` is 1.
+struct LayernormForwardGrid {
+    bool persistent;
+    int rows, shared_rows;
+};
+
+// Launches a kernel that has a LayernormForwardPlace. instance(n) returns the kernel for n.value vectors per thread. The kernel's
+// parameters are the types of `arguments`, then N, C and row_warps.
+template <class Instance, class... Arguments>
+void layernorm_forward_launch(const Instance& instance, LayernormForwardGrid grid, int N, int C, cudaStream_t stream,
+                              int block_size, const Arguments&... arguments) {
+    int row_warps = 1, num_vectors = C / x128::size;
+    while (num_vectors > 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS * row_warps) { row_warps *= 2; }
+    require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
+    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
+    require(block_size % 32 == 0 && block_size <= 512);
+    int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = grid.rows * (block_size / (32 * row_warps));
+    size_t shared_bytes = (size_t)grid.shared_rows * num_vecs * block_size * sizeof(x128);
+    int grid_size = ceil_div(N, block_rows);
+    with_constant<LAYERNORM_FORWARD_OTHER_MAX_VECS>(num_vecs, [&](auto n) {
+        auto kernel = instance(n);
+        if (grid.persistent) {
+            int resident;
+            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+            cudaCheck(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, block_size, shared_bytes));
+            grid_size = min(grid_size, num_multiprocessors() * resident);
+        }
+        launch_kernel(kernel, LaunchShape(grid_size, block_size, shared_bytes), stream, arguments..., N, C, row_warps);
+    });
+}
