@@ -107,13 +107,17 @@ sections() {
 }
 
 # instance DIR NUMBER: prints the number of the kernel that this one is an instantiation of: it has no __global__ of its own, but
-# calls a template that stands in the section of the other one
+# names a template that stands in the section of the other one, or in that of an earlier instantiation
 instance() {
-    local name file
-    ! grep -q __global__ "$1/kernel$2" || return 0
-    for name in $(grep -oE '[a-z_0-9]+<[^<>]*>(\(|<<<)' "$1/kernel$2" | sed 's/<.*//'); do
-        for file in "$1"/kernel*; do
-            if grep -q __global__ "$file" && grep -qE "(^|[^a-z_0-9])$name\(" "$file"; then echo "${file##*/kernel}" && return; fi
+    local name number
+    if grep -q __global__ "$1/kernel$2"; then return; fi
+    for name in $(grep -oE '[a-z_0-9]+<[^<>]*>([(,;]|<<<)' "$1/kernel$2" | sed 's/<.*//' | sort -u); do
+        for number in $(cd "$1" && grep -lE "(^|[^a-z_0-9])$name\(" kernel* | sed 's/kernel//'); do
+            if grep -q __global__ "$1/kernel$number"; then
+                echo "$number" && return
+            elif [ "$number" -lt "$2" ]; then
+                instance "$1" "$number" && return
+            fi
         done
     done
 }
