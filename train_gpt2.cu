@@ -8702,14 +8702,15 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardSm90Args {
     float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
-    int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far
+    int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far; alternate: [0] is for both
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
     unsigned group; // heads whose work items alternate
-    bool alternate; // the two adders of dq take turns, a step each; otherwise each has a warpgroup
+    bool
+        alternate; // adder 0 adds dq of even steps, adder 1 that of odd steps; otherwise there is an adder per warpgroup
     float scale;
 };
 
@@ -8723,8 +8724,8 @@ template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(
     // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
     size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
     args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
-    // Adding a term and passing the turn on takes an adder about as long as a step takes the consumers. With an adder per warpgroup,
-    // heads of 128 are 12% slower, heads of 64 1% at T = 16384 and not at T = 1024.
+    // An adder needs about a step's time to add a term and pass the turn on. With one adder per warpgroup, heads of 128 are 9 to 14%
+    // slower, and heads of 64 are 1% slower at T = 16384; shorter sequences did not gain.
     args.alternate = HS == 128 || a.T >= 8192;
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
@@ -8943,7 +8944,7 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dq = dS^T k                       wait
 //     dk += dS q                        dq to shared memory, for the adder
 //
-// With HS = 64, the 128 queries of a step are two parts, which saves registers; until the barrier:
+// With HS = 64, a step takes its 128 queries in two parts, to save registers. Before the barrier:
 //
 //     s0, dp0, s1                       P0, dS0
 //     dp1, dv += P0 dout0               dS0 to shared memory, P1, dS1
@@ -8970,8 +8971,8 @@ template <int head_size = 64> struct AttentionBackwardSMem {
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    // per warpgroup. ready: an adder arrives, consumers wait: dq may be written, or (key tile 0) holds the sums so far; full, of even
-    // and of odd steps: consumers arrive, an adder waits: dq has been written, or (key tile 0) has been read
+    // dq_ready[warpgroup]: an adder arrives when dq may be written, or (key tile 0) holds the sums so far; dq_full[warpgroup][step % 2]:
+    // the warpgroup's threads arrive when dq has been written, or (key tile 0) has been read
     uint64_t dq_ready[2], dq_full[2][2];
     uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
     int work[2];                          // numbers of work items, two stages
@@ -9047,8 +9048,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
     while (tile < STEPS * args.num_tiles) { load_queries(); }
 }
 
-// An adder's part of a work item: adds dq of one consumer warpgroup to dq_sums in every step, or (args.alternate) dq of both in
-// every second step, 16 KB per warpgroup. adder: 0 or 1; i: the steps that the block has done before this item.
+// An adder's part of a work item: it adds dq to dq_sums, 16 KB per warpgroup and step: one warpgroup's in every step or, if
+// args.alternate, both warpgroups' in every second step. adder: 0 or 1; i: number of steps of the block's earlier items.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
                                                                               SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
@@ -9058,7 +9059,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     int ahead = j == 0;
 #pragma unroll 1
     for (int step = args.alternate ? (i + adder) % 2 : 0; step < num_steps; step += args.alternate ? 2 : 1) {
-        int num_terms = step + ahead < num_steps ? (step + ahead) / STEPS : 0; // that the sum has before
+        int num_terms = step + ahead < num_steps ? (step + ahead) / STEPS : 0; // already in the sum
         int tile = (work / args.num_tiles * args.num_tiles + j) * STEPS + step + ahead;
         int* turn = args.turns + 2 * tile + first;
         if (num_terms > 0) {

@@ -836,8 +836,8 @@ static void declare(Bench& b) {
 }
 
 // The check shapes have head sizes 64, 32, 96 and 128, and 40, 72, 136 and 200, which tiles pad. The shapes with
-// 12 * 6 heads of 3 tiles have more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum. At T = 8300
-// the adders of kernel 11 take turns with heads of 64.
+// 12 * 6 heads of 3 tiles have more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum. T = 8300 with
+// heads of 64 sets `alternate` in kernels 10 and 11.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},

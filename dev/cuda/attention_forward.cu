@@ -435,7 +435,7 @@ __device__ inline void attention_forward_store7(floatX* out, float* lse, const f
     }
 }
 
-// softmax: attention_forward_softmax7, or that of kernel 8
+// softmax: attention_forward_softmax7 or _softmax8
 template <auto softmax> __global__ void __launch_bounds__(128, 4)
     attention_forward_kernel7(floatX* out, float* lse, const floatX* qkv, int T, int NH, float scale_log2) {
     constexpr int HS = LADDER_HS;

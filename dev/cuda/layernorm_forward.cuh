@@ -106,12 +106,13 @@ void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp,
 constexpr int LAYERNORM_FORWARD_OTHER_MAX_VECS = 3;
 
 // A thread's place in the rows, which have the layout of kernel 7: one or a few warps per row. The thread's part of a row is
-// num_vecs vectors; vector j starts at element start(row) + j * stride. In registers it is an X, an array of num_vecs vectors of
-// floatX or of float, which are zeros past the row's end.
+// num_vecs vectors; vector j starts at element start(row) + j * stride. Type X holds this part in registers: num_vecs vectors of
+// floatX or of float, with zeros past the row's end.
 template <int num_vecs> struct LayernormForwardPlace {
     int C, row_warps, first, stride;
-    int row, row_step; // the thread's first row; a persistent kernel continues with row + row_step
-    bool last_valid;   // only a thread's last vector can be past the row's end
+    int row,
+        row_step; // the thread's first row (kernel 12: pair of rows); a persistent kernel goes on with row + row_step
+    bool last_valid; // only a thread's last vector can be past the row's end
     float inv_C;
 
     __device__ LayernormForwardPlace(int C, int row_warps) : C(C), row_warps(row_warps) {
@@ -144,8 +145,8 @@ template <int num_vecs> struct LayernormForwardPlace {
         }
         return sum;
     }
-    // Returns the row's mean, where `sum` is that of the thread's part. mean() and rstd() alternate between two `partial` (16)
-    // buffers, because of layernorm_forward_row_sum().
+    // Returns the row's mean. sum: the sum of the thread's part. Callers pass mean() and rstd() two different `partial` (16) buffers:
+    // see layernorm_forward_row_sum().
     __device__ float mean(float sum, float* partial) const {
         return layernorm_forward_row_sum(sum, partial, row_warps) * inv_C;
     }
@@ -182,8 +183,8 @@ template <int num_vecs> struct LayernormForwardPlace {
     }
 };
 
-// The grid of such a kernel. Each warp, or each block of a long row, takes `rows` neighbouring rows at once, and has room for
-// shared_rows in dynamic shared memory. A persistent kernel has as many blocks as fit on the device at once, each looping over
+// The launch grid of these kernels. A warp, or a block if rows are long, takes `rows` adjacent rows at a time; dynamic shared memory
+// holds shared_rows of them. A persistent kernel has as many blocks as fit on the device at once, each looping over
 // many rows; its `rows` is 1.
 struct LayernormForwardGrid {
     bool persistent;
@@ -198,7 +199,7 @@ void layernorm_forward_launch(const Instance& instance, LayernormForwardGrid gri
     int row_warps = 1, num_vectors = C / x128::size;
     while (num_vectors > 32 * LAYERNORM_FORWARD_OTHER_MAX_VECS * row_warps) { row_warps *= 2; }
     require(N >= 1 && C >= 8 && C % 8 == 0 && row_warps <= 16);
-    if (row_warps > 1) { block_size = 32 * row_warps; } // one row per block, because the barrier is block-wide
+    if (row_warps > 1) { block_size = 32 * row_warps; } // all warps of the block share rows: the barrier is block-wide
     require(block_size % 32 == 0 && block_size <= 512);
     int num_vecs = ceil_div(num_vectors, 32 * row_warps), block_rows = grid.rows * (block_size / (32 * row_warps));
     size_t shared_bytes = (size_t)grid.shared_rows * num_vecs * block_size * sizeof(x128);

@@ -77,7 +77,7 @@ void matmul_backward_bias3(float* dbias, const floatX* dout, int N, int OC, cuda
 
 // ---- kernel 4: 128-bit loads; blocks also share the rows, and add their sums by float atomics ---------------------
 
-// Calls store(c, sum) with the sum of each of the block's columns c over its rows.
+// Calls store(c, sum) for each of the block's columns c, summed over the block's rows.
 template <class Store>
 __device__ inline void matmul_backward_bias_columns4(const floatX* dout, int N, int OC, int rows, const Store& store) {
     constexpr int columns = 32 * x128::size; // per warp

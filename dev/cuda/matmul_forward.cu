@@ -789,7 +789,7 @@ template <int ring> __global__ void __launch_bounds__(256, 2)
     for (int q = 0; q < 4; q++) { matmul_forward_store_warp(f, sum + 16 * q, n0 + 16 * warp, o0 + 32 * q); }
 }
 
-// Launches one of the kernels 16 to 21 with this ring, and boxes of box_bytes behind it: a block per tile, or persistent blocks.
+// Launches one of kernels 16 to 21: a block per tile, or persistent blocks. Shared memory: `ring` stages, then box_bytes.
 template <bool persistent, int ring, class... Parameters, class... Maps>
 static void matmul_forward_launch16(void (*kernel)(Parameters...), std::integral_constant<int, ring>, int threads,
                                     const MatmulForwardArgs& f, cudaStream_t stream, int box_bytes = 0,
@@ -924,14 +924,14 @@ void matmul_forward18(const MatmulForwardArgs& f, cudaStream_t stream, int stage
 // no pause. A consumer holds a whole tile, 128 accumulators per thread, so setmaxnreg moves registers from the
 // producer, which is a warpgroup now, to the consumers.
 
-// How a consumer's results leave; kernels 20 and 21 have other ways, with two boxes of shared memory per warp. Here lanes store them.
+// Kernel 19's lanes store results to global memory directly. Kernels 20 and 21 pass other classes, which stage results in boxes.
 struct MatmulForwardResults19 {
     struct Maps {};
     __device__ MatmulForwardResults19(floatX (*)[16 * 64], const Maps&) {}
     __device__ void end() {}
 };
 
-// The epilogue of a warp's two times 16 rows, 64 apart, and 128 columns.
+// Stores a warp's two times 16 rows, 64 apart, and 128 columns.
 __device__ inline void matmul_forward_store_tile(const MatmulForwardArgs& f, const float (&sum)[2][64],
                                                  MatmulForwardResults19&, int row0, int col0) {
 #pragma unroll
@@ -1083,11 +1083,10 @@ struct MatmulForwardBoxes20 {
     __device__ void end() {}
 };
 
-// The same through boxes, for 128 or 192 columns.
-template <int columns, class Boxes> __device__ inline void matmul_forward_store_tile(const MatmulForwardArgs& f,
-                                                                                     const float (&sum)[2][columns],
-                                                                                     Boxes& boxes, int row0, int col0) {
-    constexpr int n = columns / 32;
+// Stores a warp's two times 16 rows, 64 apart, and 2 * sums columns through boxes.
+template <int sums, class Boxes> __device__ inline void
+matmul_forward_store_tile(const MatmulForwardArgs& f, const float (&sum)[2][sums], Boxes& boxes, int row0, int col0) {
+    constexpr int n = sums / 32;
     auto store = [&](auto has_gelu, auto has_residual) {
 #pragma unroll
         for (int i = 0; i < 2 * n; i++) {
@@ -1107,7 +1106,7 @@ template <int columns, class Boxes> __device__ inline void matmul_forward_store_
     }
 }
 
-// With 6 stages of the ring and 32 KB of boxes a block takes 225 KB of the 227 KB that an SM has.
+// With 6 stages of the ring and 32 KB of boxes a block takes 225 KB; 227 KB is the limit.
 template <class Boxes>
 static void matmul_forward_launch20(const MatmulForwardArgs& f, cudaStream_t stream, int stages) {
     matmul_forward_with_stages<6, 3, 4>(stages, [&](auto ring) {

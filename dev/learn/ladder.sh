@@ -106,8 +106,8 @@ sections() {
         $0 != "" && !/^#(if|el|endif|include)/ { print >file }'
 }
 
-# instance DIR NUMBER: prints the number of the kernel that this one is an instantiation of: it has no __global__ of its own, but
-# names a template that stands in the section of the other one, or in that of an earlier instantiation
+# instance DIR NUMBER: if section NUMBER has no __global__, prints the number of the section whose __global__ template it
+# instantiates, directly or through a template in the section of an earlier instantiation
 instance() {
     local name number
     if grep -q __global__ "$1/kernel$2"; then return; fi
