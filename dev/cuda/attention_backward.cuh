@@ -521,8 +521,7 @@ struct AttentionBackwardSm90Args {
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
     unsigned group; // heads whose work items alternate
-    bool
-        alternate; // adder 0 adds dq of even steps, adder 1 that of odd steps; otherwise there is an adder per warpgroup
+    bool alternate; // adder 0 adds dq of even steps, adder 1 of odd steps; otherwise an adder per warpgroup
     float scale;
 };
 
@@ -910,8 +909,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     }
 }
 
-// Adds up a warp's rows of dq and writes the sums of 64 columns, number `box`, to args.dq_terms, scaled. This thread's partial sums are
-// terms[0], [128], [256] and [384].
+// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms. box: which 64 columns.
+// This thread's partial sums are terms[0], [128], [256] and [384].
 template <class SMem>
 __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
                                                               const float4* terms, int head, int row, int box) {

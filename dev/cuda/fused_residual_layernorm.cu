@@ -80,7 +80,7 @@ void fused_residual_layernorm_forward2(floatX* residual, floatX* normed, float* 
 // This is kernel 7 of layernorm_forward, which has the steps that lead to it, with a sum in place of the load.
 // A row belongs to one warp or, if it is long, to a block of 2, 4, 8 or 16 warps. A thread holds up to 3 vectors of it.
 
-// Loads the thread's parts of a row of inp1 and inp2.
+// Loads the thread's vectors of a row of inp1 and inp2.
 template <int num_vecs> __device__ inline void fused_residual_layernorm_load(const LayernormForwardPlace<num_vecs>& at,
                                                                              x128 (&x)[num_vecs], x128 (&add)[num_vecs],
                                                                              const floatX* inp1, const floatX* inp2,
