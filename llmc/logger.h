@@ -4,8 +4,9 @@ log.jsonl (the same data and more, one JSON object per line) and a TensorBoard e
 line for the terminal.
 
 Every line is a single write(2), so a killed process loses none of them. If a write fails, a warning is printed once to
-stderr, the partial line is truncated, and the run continues. Formats: TFRecord framing with the Event and Summary
-messages of TensorBoard's event.proto and summary.proto; RFC 8259 for JSON.
+stderr, the partial line is truncated, and the run continues. The line waits in memory and is written before the next one
+that can be. Formats: TFRecord framing with the Event and Summary messages of TensorBoard's event.proto and summary.proto;
+RFC 8259 for JSON.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -18,7 +19,8 @@ messages of TensorBoard's event.proto and summary.proto; RFC 8259 for JSON.
 enum {
     EVENT_MAX_VALUES = 8, // scalars in one event
     EVENT_MAX_TAG = 64,   // bytes of a tag
-    EVENT_MAX_BYTES = 64 + EVENT_MAX_VALUES * (EVENT_MAX_TAG + 16)
+    EVENT_MAX_BYTES = 64 + EVENT_MAX_VALUES * (EVENT_MAX_TAG + 16),
+    LOG_MAX_PENDING = 16 << 20 // bytes of a file that wait in memory until they can be written: about 80,000 steps
 };
 
 // ---- text for the terminal ----------------------------------------------------------
@@ -165,14 +167,17 @@ static inline size_t event_scalars(uint8_t* out, double wall_time, int64_t step,
 // ---- the files ------------------------------------------------------------------------
 
 typedef struct {
-    int fd;       // -1: not open
-    int64_t size; // size in bytes, complete lines or records only
+    int fd;        // -1: not open
+    int64_t size;  // size in bytes, complete lines or records only
+    char* pending; // lines or records that could not be written yet
+    size_t pending_bytes;
     Path path;
 } LogFile;
 
 typedef struct Logger {
     bool active; // false: all calls are no-ops
-    bool failed; // a write has failed; error holds the first failure
+    bool failed; // a write has failed, and a warning was printed; error holds the first failure
+    bool lost;   // lines are missing
     LogFile text, json, events;
     Error error;
 } Logger;
@@ -198,13 +203,11 @@ static inline bool log_open(LogFile* file, int flags, Error* err) {
     return true;
 }
 
-// Appends a line or a record. If the write fails, the partial line is removed again.
-static inline void log_append(Logger* l, LogFile* file, const void* data, size_t bytes) {
-    const char* p = (const char*)data;
+// Writes lines or records, all of them or none: if the write fails, what was written of them is removed again.
+static inline bool log_write(LogFile* file, const char* data, size_t bytes) {
     size_t done = 0;
-    if (file->fd < 0) { return; }
     while (done < bytes) {
-        ssize_t n = write(file->fd, p + done, bytes - done);
+        ssize_t n = write(file->fd, data + done, bytes - done);
         if (n < 0 && errno == EINTR) { continue; }
         if (n == 0) { errno = ENOSPC; }
         if (n <= 0) { break; }
@@ -212,17 +215,34 @@ static inline void log_append(Logger* l, LogFile* file, const void* data, size_t
     }
     if (done == bytes) {
         file->size += (int64_t)bytes;
-        return;
+        return true;
     }
-    if (!l->failed) {
-        error_set(&l->error, "%s: cannot write the log: %s", file->path.text, strerror(errno));
-        fprintf(stderr, "warning: %s; the run continues, but lines will be missing\n", l->error.text);
-        l->failed = true;
-    }
+    int error = errno;
     if (done > 0 && ftruncate(file->fd, (off_t)file->size) != 0) {
         // the partial line cannot be removed, and lines after it could not be parsed: stop writing this file
         close(file->fd);
         file->fd = -1;
+    }
+    errno = error;
+    return false;
+}
+
+// Appends a line or a record. What cannot be written now, on a full disk for example, is written before the next one that can be.
+static inline void log_append(Logger* l, LogFile* file, const void* data, size_t bytes) {
+    if (file->fd < 0) { return; }
+    if (file->pending_bytes > 0 && log_write(file, file->pending, file->pending_bytes)) { file->pending_bytes = 0; }
+    if (file->pending_bytes == 0 && (bytes == 0 || log_write(file, (const char*)data, bytes))) { return; }
+    if (!l->failed) {
+        error_set(&l->error, "%s: cannot write the log: %s", file->path.text, strerror(errno));
+        print_line(stderr, "warning: %s; the run continues, and writes these lines later", l->error.text);
+        l->failed = true;
+    }
+    if (file->fd < 0 || file->pending_bytes + bytes > LOG_MAX_PENDING) {
+        l->lost = true;
+    } else if (bytes > 0) {
+        file->pending = (char*)realloc_check(file->pending, file->pending_bytes + bytes);
+        memcpy(file->pending + file->pending_bytes, data, bytes);
+        file->pending_bytes += bytes;
     }
 }
 
@@ -312,20 +332,23 @@ static inline bool events_open(Logger* l, const char* dir, int64_t resume_step, 
     return true;
 }
 
-// Closes the files. Returns false if any write since logger_open() failed. May be called on a zeroed Logger that was
-// never opened.
+// Closes the files. Returns false if lines since logger_open() are missing in them. May be called on a zeroed Logger that
+// was never opened.
 static inline bool logger_close(Logger* l, Error* err) {
     LogFile* files[3] = {&l->text, &l->json, &l->events};
     if (!l->active) { return true; }
     l->active = false;
     for (int i = 0; i < 3; i++) {
-        if (files[i]->fd >= 0 && close(files[i]->fd) != 0 && !l->failed) {
-            l->failed = true;
+        log_append(l, files[i], NULL, 0); // what is pending
+        if (files[i]->pending_bytes > 0) { l->lost = true; }
+        if (files[i]->fd >= 0 && close(files[i]->fd) != 0 && !l->lost) {
+            l->lost = true;
             error_set(&l->error, "%s: close: %s", files[i]->path.text, strerror(errno));
         }
         files[i]->fd = -1;
+        free(files[i]->pending);
     }
-    return l->failed ? error_set(err, "%s", l->error.text) : true;
+    return l->lost ? error_set(err, "%s; lines are missing", l->error.text) : true;
 }
 
 // Renames a log that an earlier run or another program left, path, to path.1, or path.2 if that exists, and so on.

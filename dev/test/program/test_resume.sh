@@ -598,6 +598,8 @@ test_disk_full_for_a_while() {
         kill -TERM $pid
         wait $pid
         grep -qE "^[0-9]+ saves? failed$" "$tmp/while.out" || fail "no count of failed saves"
+        steps=$(sed -nE "s/.*\"step\":([0-9]+),\"type\":\"train\".*/\1/p" "$tmp/while/log/log.jsonl")
+        want "steps in the log" "$(wc -l <<<"$steps")" "$(tail -n 1 <<<"$steps")"
         contains "\"type\":\"save_failed\",\"error\":\"" "$tmp/while/log/log.jsonl"'
 }
 

@@ -578,36 +578,62 @@ static void test_clock_set_back(void) {
     }
 }
 
-static void test_failing_write(void) {
-    // a limit on the file size imitates a full disk; in a child process, because it holds for all of its files
+// Logs 100 steps to a new directory while no file may grow above 1,000 bytes, which imitates a full disk. That limit holds for a
+// whole process, hence the child. lifted: without it for the last step.
+static void log_to_a_full_disk(const char* dir, bool lifted) {
     Error err;
-    check(make_directories(below("full"), &err));
+    Path errors;
+    path_set(&errors, "%s/stderr", dir);
+    check(make_directories(dir, &err));
     fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
         Logger l;
-        struct rlimit limit = {1000, 1000};
+        struct rlimit limit = {1000, RLIM_INFINITY};
         signal(SIGXFSZ, SIG_IGN);
-        if (!freopen(below("full/stderr"), "w", stderr) || !logger_open(&l, below("full"), -1, &err)) { _exit(1); }
+        if (!freopen(errors.text, "w", stderr) || !logger_open(&l, dir, -1, &err)) { _exit(1); }
         setvbuf(stderr, NULL, _IONBF, 0);
         setrlimit(RLIMIT_FSIZE, &limit);
-        for (int step = 1; step <= 100; step++) { logger_train(&l, step, 1, 1, 1, 1, 1, -1); }
-        _exit(logger_close(&l, &err) || !strstr(err.text, "/full/") ? 2 : 0);
+        for (int step = 1; step <= 100; step++) {
+            if (lifted && step == 100) { setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY}); }
+            logger_train(&l, step, 1, 1, 1, 1, 1, -1);
+        }
+        bool complete = logger_close(&l, &err);
+        _exit(complete != lifted || (!lifted && !strstr(err.text, dir)) ? 2 : 0);
     }
     int status = 0;
     waitpid(pid, &status, 0);
     check(WIFEXITED(status) && WEXITSTATUS(status) == 0); // the run continued to its end
-    slurp(below("full/stderr"));
+    slurp(errors.text);
     check(strncmp(text, "warning: ", 9) == 0 && strstr(text, "File too large"));
     check(strchr(text, '\n') == text + strlen(text) - 1); // only one warning for all failures
+}
+
+static void test_failing_write(void) {
     const char* logs[] = {"full/main.log", "full/log.jsonl"};
+    int files;
+    char name[300];
+    log_to_a_full_disk(below("full"), false);
     for (int i = 0; i < 2; i++) {
         slurp(below(logs[i]));
         check(text_bytes > 800 && text_bytes <= 1000 && text[text_bytes - 1] == '\n'); // only complete lines
     }
-    int files;
-    char name[300];
     check(count_events(below("full"), &files, name, sizeof(name)) > 3); // only complete records
+}
+
+// what could not be written for a while is written later, in its order
+static void test_late_write(void) {
+    int files, lines = 0;
+    char name[300];
+    log_to_a_full_disk(below("late"), true);
+    slurp(below("late/main.log"));
+    for (const char* line = text; line; line = strchr(line, '\n')) {
+        line += lines > 0;
+        if (!*line) { break; }
+        check_msg(strtol(line + 2, NULL, 10) == ++lines, "line %d", lines);
+    }
+    check_msg(lines == 100, "%d lines", lines);
+    check(count_events(below("late"), &files, name, sizeof(name)) == 101); // the version, and a record of each step
 }
 
 int main(int argc, char** argv) {
@@ -630,6 +656,7 @@ int main(int argc, char** argv) {
         {"masked_text", "no character that commands a terminal is printed", test_masked_text},
         {"clock_set_back", "event files sort in the order of the run", test_clock_set_back},
         {"failing_write", "a full disk: one warning, whole lines, the run goes on", test_failing_write},
+        {"late_write", "a full disk that has space again: no line is missing", test_late_write},
     };
     return run_tests(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }
