@@ -270,8 +270,7 @@ typedef __nv_fp8_e5m2 E5M2;
 // receives the same values in floatX. N and C are multiples of 16.
 
 // to = inp (N,C)
-void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, const Execution& exec);
-void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, const Execution& exec);
+template <class F> void quantize(const Fp8Tensor<F>& to, const floatX* inp, int N, int C, const Execution& exec);
 // to = gelu(inp)
 void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    const Execution& exec);
@@ -4747,8 +4746,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         box += has_second ? 2 : 1;
         if constexpr (has_row_sums) {
             for (int half = 0; q == num_columns - 1 && half < 2; half++) { // a row is spread over four lanes
-                float sum = row_sums[half];
-                for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
+                float sum = quad_sum(row_sums[half]);
                 int at_row = box_row + 8 * half + lane / 4;
                 if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, tile.column / G::COLUMNS, sum); }
             }
@@ -5944,20 +5942,17 @@ void global_norm(float* norm, float* scratch, const float* grads, size_t n, cons
 // ==== promoted: quantize ====
 // ---- shared by the kernels: what is quantised, and where it goes ----
 
-// f(inp) rounded to floatX: element i, or the vector from element i on.
+// f(inp) rounded to floatX: the vector from element i on.
 struct QuantizeCopy {
     const floatX* inp; // (N,C)
-    __device__ floatX element(size_t i) const { return inp[i]; }
     __device__ x128 vector(size_t i) const { return load128(inp + i); }
 };
 struct QuantizeGelu {
     const floatX* inp;
-    __device__ floatX element(size_t i) const { return (floatX)gelu((float)inp[i]); }
     __device__ x128 vector(size_t i) const { return gelu_forward_vector(load128(inp + i)); }
 };
 struct QuantizeGeluBackward {
     const floatX *dout, *inp;
-    __device__ floatX element(size_t i) const { return (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
     __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
 };
 
@@ -5980,17 +5975,9 @@ template <class F> struct QuantizeArgs {
     int N, C;
 };
 
-// The element, or the vector, at (row, column) of what is quantised.
-template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
-    return source.element((size_t)row * C + column);
-}
+// The vector at (row, column) of what is quantised.
 template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
     return source.vector((size_t)row * C + column);
-}
-__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
-    const floatX* logits = s.logits + (size_t)row * C;
-    int target = s.targets[row];
-    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
 }
 __device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
     const floatX* logits = s.logits + (size_t)row * C;
@@ -6083,11 +6070,8 @@ void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, co
     q.to.columns ? quantize5(q, source, exec, 256) : quantize3(q, source, exec, 256);
 }
 
-void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, const Execution& exec) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
-}
-void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, const Execution& exec) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
+template <class F> void quantize(const Fp8Tensor<F>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<F>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    const Execution& exec) {
@@ -7140,11 +7124,8 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
                 if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
                 row_max = fmaxf(row_max, s[i][j]);
             }
-            for (int offset = 8; offset > 0; offset /= 2) {
-                row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
-            }
             // m is finite from the first tile on, because every row sees key 0
-            float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
+            float new_m = fmaxf(m[i], lanes_max<16>(row_max) * scale_log2), rescale = exp2_approx(m[i] - new_m);
             m[i] = new_m, l[i] *= rescale;
             for (int j = 0; j < 4 * VECTORS; j++) { o[i][j] *= rescale; }
             for (int j = 0; j < KEYS; j++) {
@@ -7170,7 +7151,7 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
         }
     }
     for (int i = 0; i < ROWS; i++) {
-        for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
+        l[i] = lanes_sum<16>(l[i]);
         int t = q0 + row0 + 2 * i;
         if (t >= T) { continue; }
         float inverse = 1.0f / l[i];
@@ -7362,9 +7343,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
                     row_max = fmaxf(row_max, score);
                 }
             }
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
-            new_m[i][half_row] = row_max * scale_log2;
+            new_m[i][half_row] = quad_max(row_max) * scale_log2;
             grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
         }
     }
@@ -7431,10 +7410,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
 #pragma unroll
         for (int half_row = 0; half_row < 2; half_row++) {
             int row = row0 + 16 * i + 8 * half_row + lane / 4;
-            float l = state.l[i][half_row];
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
-            float inverse = 1.0f / l;
+            float l = quad_sum(state.l[i][half_row]), inverse = 1.0f / l;
             if (lse && lane % 4 == 0 && row < T) { lse[row] = (state.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
@@ -7600,9 +7576,7 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     bool grew = false;
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        float m = quad_max(fmaxf(row_max[half_row][0], row_max[half_row][1]));
         raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
         grew |= new_m[half_row] > rows.m[half_row];
     }
@@ -7687,10 +7661,7 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
     }
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float m = row_max[half_row];
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        rows.m[half_row] = m * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
+        rows.m[half_row] = quad_max(row_max[half_row]) * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
     }
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
@@ -7736,14 +7707,6 @@ __device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2
     for (int half_row = 0; half_row < 2; half_row++) {
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
-    }
-}
-// Adds up l over the four lanes that share a row.
-__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
     }
 }
 
@@ -8050,8 +8013,8 @@ __device__ inline void attention_forward_sm90_last_product(float (&o)[num_o], ui
     wgmma_fence();
     attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<SMem>(kv, i - 1));
     wgmma_commit();
-    attention_forward_sm90_row_sums(rows.l);
-    attention_forward_sm90_row_sums(rows.rounding);
+    quad_sums(rows.l);
+    quad_sums(rows.rounding);
     attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
     rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
     if (!smem.STAGED_IN_Q && lane == 0) {
@@ -9441,7 +9404,7 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
     if (row >= num_rows) { return; }
     uint32_t bits = 0;
     for (int k = lane; k < K; k += 32) { bits = max(bits, __float_as_uint((float)weight[row * K + k]) & 0x7FFFFFFFu); }
-    for (int offset = 16; offset > 0; offset /= 2) { bits = max(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, offset)); }
+    bits = lanes_max<32>(bits);
     // a row without a weight of 2^-100 or more is a row of zeros; divisions are IEEE's, also with --use_fast_math
     float largest = __uint_as_float(bits), scale = 1.0f;
     if (!(largest < 0x1p-100f)) { scale = __fdiv_rn(largest, weight_largest(W())); }
@@ -9463,13 +9426,11 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
     Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
-    if (format == WEIGHTS_INT8) {
-        launch_kernel(quantize_weights_kernel1<int8_t>, LaunchShape(blocks, block_size), exec, (int8_t*)values, scales,
-                      weight, num_rows, K);
-    } else {
-        launch_kernel(quantize_weights_kernel1<__nv_fp8_e4m3>, LaunchShape(blocks, block_size), exec,
-                      (__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
-    }
+    auto launch = [&](auto kernel, auto* to) {
+        launch_kernel(kernel, LaunchShape(blocks, block_size), exec, to, scales, weight, num_rows, K);
+    };
+    format == WEIGHTS_INT8 ? launch(quantize_weights_kernel1<int8_t>, (int8_t*)values)
+                           : launch(quantize_weights_kernel1<__nv_fp8_e4m3>, (__nv_fp8_e4m3*)values);
 }
 // ==== end promoted: quantize_weights ====
 
@@ -9639,15 +9600,6 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     }
 }
 
-// The launch configuration of kernel 6; `split` is the kernel's last argument.
-template <class Out, class W> struct DecodeMatvecLaunch {
-    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
-                   const floatX*, bool, int, int, int, float, int);
-    dim3 grid;
-    size_t shared_bytes;
-    int split;
-};
-
 // Warps that share a row. Rows are split over more of them while a lane cannot have its whole share in flight, or while
 // there are fewer than two blocks per SM and a lane has more than one vector.
 inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
@@ -9659,8 +9611,8 @@ inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
     return split;
 }
 
-template <class Out, class W, int batch, int rows>
-DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, int block_size) {
+template <class Out, class W, int batch, int rows, class Run>
+void decode_matvec_batch(bool norm, int B, int K, int OC, int block_size, const Run& run) {
     constexpr bool head = sizeof(Out) != sizeof(floatX); // always has a layernorm
     int num_warps = block_size / 32, split = decode_matvec_split(rows, K, OC, num_warps);
     int most = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 256 / block_size;
@@ -9669,11 +9621,12 @@ DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, 
     auto kernel = decode_matvec_kernel6<Out, W, batch, rows, true>;
     if constexpr (!head) { kernel = norm ? kernel : decode_matvec_kernel6<Out, W, batch, rows, false>; }
     require(norm || !head);
-    return {kernel, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
+    run(kernel, LaunchShape(dim3(ceil_div(B, batch), blocks), block_size, shared_bytes), split);
 }
 
-template <class Out, class W>
-DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
+// Calls run(kernel, shape, split) with kernel 6 for such a product; `split` is the kernel's last argument.
+template <class Out, class W, class Run>
+void decode_matvec_kernel(bool norm, int B, int K, int OC, int block_size, const Run& run) {
     const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
@@ -9684,31 +9637,35 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
     // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
     // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
-    auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
-                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
-                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
-                               : decode_matvec_batch<Out, W, 1, 1>;
+    auto choose = batch == 8   ? decode_matvec_batch<Out, W, 8, 2, Run>
+                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2, Run>
+                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1, Run>
+                               : decode_matvec_batch<Out, W, 1, 1, Run>;
     if constexpr (sizeof(W) < sizeof(floatX)) {
         int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
                      decode_matvec_split(1, K, OC, block_size / 32);
         if (batch <= 2 && OC > groups) {
-            launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
+            choose = batch == 2 ? decode_matvec_batch<Out, W, 2, 2, Run> : decode_matvec_batch<Out, W, 1, 2, Run>;
         }
     }
-    return launch(norm, B, K, OC, block_size);
+    choose(norm, B, K, OC, block_size, run);
 }
 
+// early: by programmatic dependent launch
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec) {
+                                            const Execution& exec, bool early = true) {
     int block_size = exec.block_size ? exec.block_size : 256;
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
-        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
-                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
+        auto run = [&](auto kernel, LaunchShape shape, int split) {
+            shape.early = early;
+            launch_kernel(kernel, shape, exec, out, x, norm_weight, norm_bias, (const W*)weight.values, weight.scales,
+                          bias, residual, gelu, B, K, OC, epsilon, split);
+        };
+        decode_matvec_kernel<Out, W>(norm_weight != NULL, B, K, OC, block_size, run);
     });
 }
 
@@ -11308,10 +11265,6 @@ __device__ inline float decode_sample_logit(uint64_t key) {
     return __uint_as_float(bits & 0x80000000u ? bits & 0x7FFFFFFFu : ~bits);
 }
 
-__device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
-    for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
-    return x;
-}
 // inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -11320,14 +11273,12 @@ __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     }
     return x;
 }
-// Reduces x over the block; every thread gets the result. `shared` (32) is scratch and may be reused after the call.
-template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sample_reduce(uint64_t x, uint64_t* shared) {
-    x = warp_op(x);
-    if (threadIdx.x % 32 == 0) { shared[threadIdx.x / 32] = x; }
-    __syncthreads();
-    x = warp_op(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0); // 0 is neutral for max and sum
-    __syncthreads();
-    return x;
+// The maximum and the sum over the block: see block_reduce. 0 is neutral for both.
+__device__ inline uint64_t decode_sample_max(uint64_t x, uint64_t* shared) {
+    return block_reduce<lanes_max<32, uint64_t>>(x, shared, {});
+}
+__device__ inline uint64_t decode_sample_sum(uint64_t x, uint64_t* shared) {
+    return block_reduce<lanes_sum<32, uint64_t>>(x, shared, {});
 }
 
 // The token sampled for text b. Its position moves on, unless the text has ended (-1).
@@ -11354,7 +11305,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* copy, int* positi
         if (4 * i + 2 < V) { key = max(key, decode_sample_key(x.z, 4 * i + 2)); }
         if (4 * i + 3 < V) { key = max(key, decode_sample_key(x.w, 4 * i + 3)); }
     }
-    key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
+    key = decode_sample_max(key, shared);
     if (threadIdx.x != 0) { return; }
     unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
     atomicMax(top, (unsigned long long)key); // the result does not depend on the order
@@ -11440,9 +11391,9 @@ __device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const f
         best = max(best, key);
         if (key) { lowest = min(lowest, key), count++; }
     });
-    row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
-    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<lanes_sum<32>>(count, shared.reduce);
+    row.best = decode_sample_max(best, shared.reduce);
+    row.floor = ~decode_sample_max(~lowest, shared.reduce);
+    row.count = decode_sample_sum(count, shared.reduce);
     return row;
 }
 
@@ -11455,8 +11406,8 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
     });
-    *count = decode_sample_reduce<lanes_sum<32>>(number, shared.reduce);
-    return shares ? decode_sample_reduce<lanes_sum<32>>(weight, shared.reduce) : *count;
+    *count = decode_sample_sum(number, shared.reduce);
+    return shares ? decode_sample_sum(weight, shared.reduce) : *count;
 }
 
 // Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
@@ -11614,15 +11565,14 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
         launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, exec, seen,
                      logits, (const int*)tokens, penalty, V, Vp);
     }
-    const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, exec, block_size);
+        decode_sample_greedy(tokens, copy, positions, scratch, logits, B, V, Vp, blocks, exec, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
-                 rng_state, temperature, top_k, top_p, min_p, V, Vp);
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions,
+                 (const float*)logits, rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
 // ==== end promoted: decode_sample ====
 #endif
@@ -12177,22 +12127,11 @@ inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, b
     return plan;
 }
 
-template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
-    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
-    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
-    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
-}
-template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
-    return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);
-}
-template <class W> void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) {
-    return decode_matmul_kernel_of<float, W, true>(texts); // the head
-}
-
-inline int decode_matmul_log2(int x) { // a power of two
-    int log = 0;
-    while (1 << log < x) { log++; }
-    return log;
+template <class Out, class W, bool norm> auto decode_matmul_kernel(int texts) {
+    return texts == 8    ? decode_matmul_sm90_kernel5<Out, W, 8, norm>
+           : texts == 16 ? decode_matmul_sm90_kernel5<Out, W, 16, norm>
+           : texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm>
+                         : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
 }
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
@@ -12202,11 +12141,14 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
-    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
-    a.stride = plan.stride;
-    void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
+    a.log_rows = __builtin_ctz(plan.rows), a.log_cluster = __builtin_ctz(plan.cluster), a.stride = plan.stride;
+    auto kernel = decode_matmul_kernel<Out, floatX, true>(plan.texts);
     weight_dispatch(a.weight, [&](auto type) {
-        kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
+        typedef decltype(type) W;
+        kernel = decode_matmul_kernel<Out, W, true>(plan.texts);
+        if constexpr (sizeof(Out) == sizeof(floatX)) { // the head always has a layernorm
+            if (!a.norm_weight) { kernel = decode_matmul_kernel<Out, W, false>(plan.texts); }
+        }
     });
     launch_kernel(kernel, LaunchShape(plan.grid, DECODE_MATMUL_THREADS, plan.shared_bytes, plan.cluster, early), exec,
                   out, a);

@@ -393,7 +393,7 @@ __device__ inline float warp_max(float x) {
 
 // Reduces over a block of whole warps (blockDim.x % 32 == 0, at most 1024). `shared` (32) is scratch and may be reused
 // after the call. Every thread gets the result. The order of the sum depends only on the size of the block.
-template <float (*warp_op)(float)> __device__ inline float block_reduce(float x, float* shared, float neutral) {
+template <auto warp_op, class T> __device__ inline T block_reduce(T x, T* shared, T neutral) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     x = warp_op(x);
     if (lane == 0) { shared[warp] = x; }
@@ -405,11 +405,29 @@ template <float (*warp_op)(float)> __device__ inline float block_reduce(float x,
 __device__ inline float block_sum(float x, float* shared) { return block_reduce<warp_sum>(x, shared, 0.0f); }
 __device__ inline float block_max(float x, float* shared) { return block_reduce<warp_max>(x, shared, -INFINITY); }
 
-// Returns the sum of x over each group of `lanes` neighbouring lanes.
+// Return the sum and the maximum of x over each group of `lanes` neighbouring lanes.
 template <int lanes, class T> __device__ inline T lanes_sum(T x) {
 #pragma unroll
     for (int offset = lanes / 2; offset > 0; offset /= 2) { x += __shfl_xor_sync(0xFFFFFFFFu, x, offset); }
     return x;
+}
+template <int lanes, class T> __device__ inline T lanes_max(T x) {
+#pragma unroll
+    for (int offset = lanes / 2; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
+    return x;
+}
+// The same over a quad, the four lanes that share a row of an accumulator of mma or wgmma; neighbours first.
+__device__ inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+    return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+}
+template <int n> __device__ inline void quad_sums(float (&x)[n]) { // of each element, in place
+#pragma unroll
+    for (int i = 0; i < n; i++) { x[i] = quad_sum(x[i]); }
+}
+__device__ inline float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
 }
 
 // The sum and the maximum of x over the lanes of a warp that have the same place in their groups of `lanes`.

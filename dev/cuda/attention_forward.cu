@@ -847,7 +847,7 @@ __global__ void __launch_bounds__(256, 2)
     }
     floatX* tile = smem.tiles.q + warp * 16 * ATTENTION_FORWARD_ROW; // all warps have read their queries
     int row0 = q0 + warp * 16;
-    attention_forward_sm90_row_sums(rows.l);
+    quad_sums(rows.l);
     attention_forward_sm90_lse(lse + (size_t)work.head * T, rows.l, rows.m, row0, T);
     attention_forward_sm90_store(out_map, tile, o, rows.l, row0, h, b);
     if (lane == 0) { tma_store_wait<0>(); }
@@ -939,7 +939,7 @@ __global__ void __launch_bounds__(256, 2)
     }
     floatX* tile = smem.q[0] + warp * 16 * ATTENTION_FORWARD_ROW; // all warps have read their queries
     int row0 = work.tile * 128 + warp * 16;
-    attention_forward_sm90_row_sums(rows.l);
+    quad_sums(rows.l);
     attention_forward_sm90_lse(lse ? lse + (size_t)work.head * T : nullptr, rows.l, rows.m, row0, T);
     attention_forward_sm90_store(out_map, tile, o, rows.l, row0, h, b);
     if (lane == 0) { tma_store_wait<0>(); }
@@ -1097,7 +1097,7 @@ template <int groups, bool pingpong, bool persistent> __global__ void __launch_b
         wgmma_wait<0>();
         wgmma_hold(o);
         if (lane == 0) { mbarrier_arrive(&smem.v_empty[v]); }
-        attention_forward_sm90_row_sums(rows.l);
+        quad_sums(rows.l);
         attention_forward_sm90_lse(lse ? lse + (size_t)head * T : nullptr, rows.l, rows.m, q0 + warp_row, T);
         attention_forward_sm90_store(out_map, out_tile, o, rows.l, q0 + warp_row, head % NH, head / NH);
         n++;
@@ -1430,8 +1430,8 @@ template <int groups> __global__ void __launch_bounds__(128 * (groups + 1), 1)
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[n % 2]); }
         // q0 is recomputed instead of kept in a register
         q0 = attention_forward_first_query<groups>(T, list.tile, list.num_tiles);
-        attention_forward_sm90_row_sums(rows.l);
-        attention_forward_sm90_row_sums(rows.rounding);
+        quad_sums(rows.l);
+        quad_sums(rows.rounding);
         tile = {list.head, q0 + (warp - 4) * 16, {rows.l[0] + rows.rounding[0], rows.l[1] + rows.rounding[1]}};
         attention_forward_sm90_lse(lse ? lse + (size_t)list.head * T : nullptr, rows.l, rows.m, tile.row0, T);
     }

@@ -126,11 +126,8 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
                 if (k0 + tx + 16 * j > q0 + row) { s[i][j] = -INFINITY; }
                 row_max = fmaxf(row_max, s[i][j]);
             }
-            for (int offset = 8; offset > 0; offset /= 2) {
-                row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, offset));
-            }
             // m is finite from the first tile on, because every row sees key 0
-            float new_m = fmaxf(m[i], row_max * scale_log2), rescale = exp2_approx(m[i] - new_m);
+            float new_m = fmaxf(m[i], lanes_max<16>(row_max) * scale_log2), rescale = exp2_approx(m[i] - new_m);
             m[i] = new_m, l[i] *= rescale;
             for (int j = 0; j < 4 * VECTORS; j++) { o[i][j] *= rescale; }
             for (int j = 0; j < KEYS; j++) {
@@ -156,7 +153,7 @@ template <int max_HS, int rows, int keys> __global__ void __launch_bounds__(128)
         }
     }
     for (int i = 0; i < ROWS; i++) {
-        for (int offset = 8; offset > 0; offset /= 2) { l[i] += __shfl_xor_sync(0xFFFFFFFFu, l[i], offset); }
+        l[i] = lanes_sum<16>(l[i]);
         int t = q0 + row0 + 2 * i;
         if (t >= T) { continue; }
         float inverse = 1.0f / l[i];
@@ -348,9 +345,7 @@ attention_forward_step(AttentionForwardState<HS, row_tiles>& state, uint32_t k, 
                     row_max = fmaxf(row_max, score);
                 }
             }
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 1));
-            row_max = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
-            new_m[i][half_row] = row_max * scale_log2;
+            new_m[i][half_row] = quad_max(row_max) * scale_log2;
             grew |= new_m[i][half_row] > state.m[i][half_row] + slack;
         }
     }
@@ -417,10 +412,7 @@ __device__ inline void attention_forward_store(floatX* out, float* lse, floatX* 
 #pragma unroll
         for (int half_row = 0; half_row < 2; half_row++) {
             int row = row0 + 16 * i + 8 * half_row + lane / 4;
-            float l = state.l[i][half_row];
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-            l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
-            float inverse = 1.0f / l;
+            float l = quad_sum(state.l[i][half_row]), inverse = 1.0f / l;
             if (lse && lane % 4 == 0 && row < T) { lse[row] = (state.m[i][half_row] + log2f(l)) * LN2; }
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
@@ -586,9 +578,7 @@ template <int num_s> __device__ inline bool attention_forward_sm90_max(const flo
     bool grew = false;
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
+        float m = quad_max(fmaxf(row_max[half_row][0], row_max[half_row][1]));
         raw_m[half_row] = m, new_m[half_row] = m * scale_log2;
         grew |= new_m[half_row] > rows.m[half_row];
     }
@@ -673,10 +663,7 @@ attention_forward_sm90_diagonal(float (&s)[num_s], AttentionForwardRows& rows, i
     }
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float m = row_max[half_row];
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        rows.m[half_row] = m * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
+        rows.m[half_row] = quad_max(row_max[half_row]) * scale_log2, rows.l[half_row] = 0, rows.rescale[half_row] = 1;
     }
     attention_forward_sm90_diagonal_exponents(s, rows, group, scale_log2);
 }
@@ -722,14 +709,6 @@ __device__ inline void attention_forward_sm90_lse(float* lse, const float (&l)[2
     for (int half_row = 0; half_row < 2; half_row++) {
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row >= 0 && row < T) { lse[row] = (m[half_row] + log2f(l[half_row])) * LN2; }
-    }
-}
-// Adds up l over the four lanes that share a row.
-__device__ inline void attention_forward_sm90_row_sums(float (&l)[2]) {
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 1);
-        l[half_row] += __shfl_xor_sync(0xFFFFFFFFu, l[half_row], 2);
     }
 }
 
@@ -1036,8 +1015,8 @@ __device__ inline void attention_forward_sm90_last_product(float (&o)[num_o], ui
     wgmma_fence();
     attention_forward_sm90_values(o, p, attention_forward_sm90_value_descriptor<SMem>(kv, i - 1));
     wgmma_commit();
-    attention_forward_sm90_row_sums(rows.l);
-    attention_forward_sm90_row_sums(rows.rounding);
+    quad_sums(rows.l);
+    quad_sums(rows.rounding);
     attention_forward_sm90_lse(lse ? lse + ((size_t)queries.b * NH + queries.h) * T : nullptr, rows.l, rows.m, t, T);
     rows.l[0] += rows.rounding[0], rows.l[1] += rows.rounding[1];
     if (!smem.STAGED_IN_Q && lane == 0) {

@@ -65,10 +65,7 @@ attention_forward_sm90_lazy_softmax(float (&s)[num_s], AttentionForwardRows& row
     bool grew = false;
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float m = fmaxf(row_max[half_row][0], row_max[half_row][1]);
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFFu, m, 2));
-        new_m[half_row] = m * scale_log2;
+        new_m[half_row] = quad_max(fmaxf(row_max[half_row][0], row_max[half_row][1])) * scale_log2;
         grew |= new_m[half_row] > rows.m[half_row] + 8.0f;
     }
     grew = __any_sync(0xFFFFFFFFu, grew);

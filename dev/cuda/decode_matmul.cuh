@@ -557,22 +557,11 @@ inline DecodeMatmulPlan decode_matmul_choose(int cluster, int rows, bool norm, b
     return plan;
 }
 
-template <class Out, class W, bool norm> void (*decode_matmul_kernel_of(int texts))(Out*, const DecodeMatmulArguments) {
-    if (texts == 8) { return decode_matmul_sm90_kernel5<Out, W, 8, norm>; }
-    if (texts == 16) { return decode_matmul_sm90_kernel5<Out, W, 16, norm>; }
-    return texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm> : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
-}
-template <class W> void (*decode_matmul_kernel(int texts, bool norm, floatX*))(floatX*, const DecodeMatmulArguments) {
-    return norm ? decode_matmul_kernel_of<floatX, W, true>(texts) : decode_matmul_kernel_of<floatX, W, false>(texts);
-}
-template <class W> void (*decode_matmul_kernel(int texts, bool, float*))(float*, const DecodeMatmulArguments) {
-    return decode_matmul_kernel_of<float, W, true>(texts); // the head
-}
-
-inline int decode_matmul_log2(int x) { // a power of two
-    int log = 0;
-    while (1 << log < x) { log++; }
-    return log;
+template <class Out, class W, bool norm> auto decode_matmul_kernel(int texts) {
+    return texts == 8    ? decode_matmul_sm90_kernel5<Out, W, 8, norm>
+           : texts == 16 ? decode_matmul_sm90_kernel5<Out, W, 16, norm>
+           : texts == 32 ? decode_matmul_sm90_kernel5<Out, W, 32, norm>
+                         : decode_matmul_sm90_kernel5<Out, W, 64, norm>;
 }
 
 // Launches kernel 5; `early`: by programmatic dependent launch.
@@ -582,11 +571,14 @@ template <class Out> void decode_matmul_launch(Out* out, DecodeMatmulArguments a
     require(!a.residual || (!a.gelu && !a.norm_weight));
     require((a.norm_weight != NULL) == (a.norm_bias != NULL) && plan.shared_bytes <= DECODE_MATMUL_MAX_SHARED);
     require(plan.grid.y <= 65535 && plan.grid.z <= 65535);
-    a.log_rows = decode_matmul_log2(plan.rows), a.log_cluster = decode_matmul_log2(plan.cluster),
-    a.stride = plan.stride;
-    void (*kernel)(Out*, const DecodeMatmulArguments) = NULL;
+    a.log_rows = __builtin_ctz(plan.rows), a.log_cluster = __builtin_ctz(plan.cluster), a.stride = plan.stride;
+    auto kernel = decode_matmul_kernel<Out, floatX, true>(plan.texts);
     weight_dispatch(a.weight, [&](auto type) {
-        kernel = decode_matmul_kernel<decltype(type)>(plan.texts, a.norm_weight != NULL, out);
+        typedef decltype(type) W;
+        kernel = decode_matmul_kernel<Out, W, true>(plan.texts);
+        if constexpr (sizeof(Out) == sizeof(floatX)) { // the head always has a layernorm
+            if (!a.norm_weight) { kernel = decode_matmul_kernel<Out, W, false>(plan.texts); }
+        }
     });
     launch_kernel(kernel, LaunchShape(plan.grid, DECODE_MATMUL_THREADS, plan.shared_bytes, plan.cluster, early), exec,
                   out, a);

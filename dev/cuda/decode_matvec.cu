@@ -141,14 +141,8 @@ template <class Out> void decode_matvec5(Out* out, const floatX* x, const floatX
                                          const WeightMatrix& weight, const floatX* bias, const floatX* residual,
                                          bool gelu, int B, int K, int OC, float epsilon, cudaStream_t stream,
                                          int block_size) {
-    weight_dispatch(weight, [&](auto type) {
-        typedef decltype(type) W;
-        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        // launch_kernel() sets the limit of dynamic shared memory to that of this launch. A smaller launch of the same kernel may have
-        // lowered it, and <<<>>> would fail then.
-        launch_kernel(l.kernel, LaunchShape(l.grid, block_size, l.shared_bytes), stream, out, x, norm_weight, norm_bias,
-                      (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
-    });
+    decode_matvec_run(out, x, norm_weight, norm_bias, weight, bias, residual, gelu, B, K, OC, epsilon,
+                      Execution(stream, block_size), false);
 }
 
 // ---- kernel 7: weights of 8 bits in kernel 2: one warp per row, one byte per load -----------------------------------

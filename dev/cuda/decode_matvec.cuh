@@ -177,15 +177,6 @@ __global__ void __launch_bounds__(256, decode_matvec_blocks_per_sm(batch))
     }
 }
 
-// The launch configuration of kernel 6; `split` is the kernel's last argument.
-template <class Out, class W> struct DecodeMatvecLaunch {
-    void (*kernel)(Out*, const floatX*, const floatX*, const floatX*, const W*, const float*, const floatX*,
-                   const floatX*, bool, int, int, int, float, int);
-    dim3 grid;
-    size_t shared_bytes;
-    int split;
-};
-
 // Warps that share a row. Rows are split over more of them while a lane cannot have its whole share in flight, or while
 // there are fewer than two blocks per SM and a lane has more than one vector.
 inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
@@ -197,8 +188,8 @@ inline int decode_matvec_split(int rows, int K, int OC, int num_warps) {
     return split;
 }
 
-template <class Out, class W, int batch, int rows>
-DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, int block_size) {
+template <class Out, class W, int batch, int rows, class Run>
+void decode_matvec_batch(bool norm, int B, int K, int OC, int block_size, const Run& run) {
     constexpr bool head = sizeof(Out) != sizeof(floatX); // always has a layernorm
     int num_warps = block_size / 32, split = decode_matvec_split(rows, K, OC, num_warps);
     int most = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 256 / block_size;
@@ -207,11 +198,12 @@ DecodeMatvecLaunch<Out, W> decode_matvec_batch(bool norm, int B, int K, int OC, 
     auto kernel = decode_matvec_kernel6<Out, W, batch, rows, true>;
     if constexpr (!head) { kernel = norm ? kernel : decode_matvec_kernel6<Out, W, batch, rows, false>; }
     require(norm || !head);
-    return {kernel, dim3(ceil_div(B, batch), blocks), shared_bytes, split};
+    run(kernel, LaunchShape(dim3(ceil_div(B, batch), blocks), block_size, shared_bytes), split);
 }
 
-template <class Out, class W>
-DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC, int block_size) {
+// Calls run(kernel, shape, split) with kernel 6 for such a product; `split` is the kernel's last argument.
+template <class Out, class W, class Run>
+void decode_matvec_kernel(bool norm, int B, int K, int OC, int block_size, const Run& run) {
     const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute
     require(B > 0 && K > 0 && K % x128::size == 0 && OC > 0);
     require(!norm || K * sizeof(floatX) <= shared_limit);
@@ -222,31 +214,35 @@ DecodeMatvecLaunch<Out, W> decode_matvec_launch6(bool norm, int B, int K, int OC
     while (batch < min(B, 8) && (!norm || 2 * batch * K * sizeof(floatX) <= shared_limit)) { batch *= 2; }
     // From 4 sequences on a warp multiplies two rows of the weight at once, which share the loads and conversions of x.
     // So it does with 8 bits if it has several rows, to have as many bytes in flight as with one row of 16 bits.
-    auto launch = batch == 8   ? decode_matvec_batch<Out, W, 8, 2>
-                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2>
-                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1>
-                               : decode_matvec_batch<Out, W, 1, 1>;
+    auto choose = batch == 8   ? decode_matvec_batch<Out, W, 8, 2, Run>
+                  : batch == 4 ? decode_matvec_batch<Out, W, 4, 2, Run>
+                  : batch == 2 ? decode_matvec_batch<Out, W, 2, 1, Run>
+                               : decode_matvec_batch<Out, W, 1, 1, Run>;
     if constexpr (sizeof(W) < sizeof(floatX)) {
         int groups = num_multiprocessors() * decode_matvec_blocks_per_sm(batch) * 8 /
                      decode_matvec_split(1, K, OC, block_size / 32);
         if (batch <= 2 && OC > groups) {
-            launch = batch == 2 ? decode_matvec_batch<Out, W, 2, 2> : decode_matvec_batch<Out, W, 1, 2>;
+            choose = batch == 2 ? decode_matvec_batch<Out, W, 2, 2, Run> : decode_matvec_batch<Out, W, 1, 2, Run>;
         }
     }
-    return launch(norm, B, K, OC, block_size);
+    choose(norm, B, K, OC, block_size, run);
 }
 
+// early: by programmatic dependent launch
 template <class Out> void decode_matvec_run(Out* out, const floatX* x, const floatX* norm_weight,
                                             const floatX* norm_bias, const WeightMatrix& weight, const floatX* bias,
                                             const floatX* residual, bool gelu, int B, int K, int OC, float epsilon,
-                                            const Execution& exec) {
+                                            const Execution& exec, bool early = true) {
     int block_size = exec.block_size ? exec.block_size : 256;
     require((norm_weight != NULL) == (norm_bias != NULL));
     weight_dispatch(weight, [&](auto type) {
         typedef decltype(type) W;
-        DecodeMatvecLaunch<Out, W> l = decode_matvec_launch6<Out, W>(norm_weight != NULL, B, K, OC, block_size);
-        launch_early(l.kernel, l.grid, block_size, l.shared_bytes, exec, out, x, norm_weight, norm_bias,
-                     (const W*)weight.values, weight.scales, bias, residual, gelu, B, K, OC, epsilon, l.split);
+        auto run = [&](auto kernel, LaunchShape shape, int split) {
+            shape.early = early;
+            launch_kernel(kernel, shape, exec, out, x, norm_weight, norm_bias, (const W*)weight.values, weight.scales,
+                          bias, residual, gelu, B, K, OC, epsilon, split);
+        };
+        decode_matvec_kernel<Out, W>(norm_weight != NULL, B, K, OC, block_size, run);
     });
 }
 

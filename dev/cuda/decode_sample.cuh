@@ -27,10 +27,6 @@ __device__ inline float decode_sample_logit(uint64_t key) {
     return __uint_as_float(bits & 0x80000000u ? bits & 0x7FFFFFFFu : ~bits);
 }
 
-__device__ inline uint64_t decode_sample_warp_max(uint64_t x) {
-    for (int offset = 16; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
-    return x;
-}
 // inclusive prefix sum over the lanes
 __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -39,14 +35,12 @@ __device__ inline uint64_t decode_sample_warp_scan(uint64_t x) {
     }
     return x;
 }
-// Reduces x over the block; every thread gets the result. `shared` (32) is scratch and may be reused after the call.
-template <uint64_t (*warp_op)(uint64_t)> __device__ inline uint64_t decode_sample_reduce(uint64_t x, uint64_t* shared) {
-    x = warp_op(x);
-    if (threadIdx.x % 32 == 0) { shared[threadIdx.x / 32] = x; }
-    __syncthreads();
-    x = warp_op(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0); // 0 is neutral for max and sum
-    __syncthreads();
-    return x;
+// The maximum and the sum over the block: see block_reduce. 0 is neutral for both.
+__device__ inline uint64_t decode_sample_max(uint64_t x, uint64_t* shared) {
+    return block_reduce<lanes_max<32, uint64_t>>(x, shared, {});
+}
+__device__ inline uint64_t decode_sample_sum(uint64_t x, uint64_t* shared) {
+    return block_reduce<lanes_sum<32, uint64_t>>(x, shared, {});
 }
 
 // The token sampled for text b. Its position moves on, unless the text has ended (-1).
@@ -73,7 +67,7 @@ __global__ void decode_sample_greedy_kernel3(int* tokens, int* copy, int* positi
         if (4 * i + 2 < V) { key = max(key, decode_sample_key(x.z, 4 * i + 2)); }
         if (4 * i + 3 < V) { key = max(key, decode_sample_key(x.w, 4 * i + 3)); }
     }
-    key = decode_sample_reduce<decode_sample_warp_max>(key, shared);
+    key = decode_sample_max(key, shared);
     if (threadIdx.x != 0) { return; }
     unsigned long long* top = reinterpret_cast<unsigned long long*>(best + b);
     atomicMax(top, (unsigned long long)key); // the result does not depend on the order
@@ -159,9 +153,9 @@ __device__ DecodeSampleRow decode_sample_row(DecodeSampleShared& shared, const f
         best = max(best, key);
         if (key) { lowest = min(lowest, key), count++; }
     });
-    row.best = decode_sample_reduce<decode_sample_warp_max>(best, shared.reduce);
-    row.floor = ~decode_sample_reduce<decode_sample_warp_max>(~lowest, shared.reduce);
-    row.count = decode_sample_reduce<lanes_sum<32>>(count, shared.reduce);
+    row.best = decode_sample_max(best, shared.reduce);
+    row.floor = ~decode_sample_max(~lowest, shared.reduce);
+    row.count = decode_sample_sum(count, shared.reduce);
     return row;
 }
 
@@ -174,8 +168,8 @@ __device__ uint64_t decode_sample_weight(DecodeSampleShared& shared, const Decod
         number++;
         if (shares) { weight += decode_sample_share(row, key); }
     });
-    *count = decode_sample_reduce<lanes_sum<32>>(number, shared.reduce);
-    return shares ? decode_sample_reduce<lanes_sum<32>>(weight, shared.reduce) : *count;
+    *count = decode_sample_sum(number, shared.reduce);
+    return shares ? decode_sample_sum(weight, shared.reduce) : *count;
 }
 
 // Copies the keys of the candidates, at most DECODE_SAMPLE_ROOM, to the list.
@@ -333,14 +327,13 @@ void decode_sample(int* tokens, int* copy, int* positions, float* scratch, float
         launch_early(decode_sample_penalize_kernel6, dim3(ceil_div(ceil_div(V, 32), 256), B), 256, 0, exec, seen,
                      logits, (const int*)tokens, penalty, V, Vp);
     }
-    const float* penalized = logits;
     if (temperature == 0.0f) {
         int blocks = ceil_div(V, 2 * 4 * block_size); // two vectors per thread
-        decode_sample_greedy(tokens, copy, positions, scratch, penalized, B, V, Vp, blocks, exec, block_size);
+        decode_sample_greedy(tokens, copy, positions, scratch, logits, B, V, Vp, blocks, exec, block_size);
         return;
     }
     require(rng_state != NULL);
-    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions, penalized,
-                 rng_state, temperature, top_k, top_p, min_p, V, Vp);
+    launch_early(decode_sample_kernel5, dim3(B), DECODE_SAMPLE_THREADS, 0, exec, tokens, copy, positions,
+                 (const float*)logits, rng_state, temperature, top_k, top_p, min_p, V, Vp);
 }
 // ==== end promoted: decode_sample ====

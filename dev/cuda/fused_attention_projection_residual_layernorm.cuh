@@ -322,9 +322,7 @@ __device__ inline void attention_projection_head(floatX* tile, float* lse, const
     float inverse[2];
 #pragma unroll
     for (int half_row = 0; half_row < 2; half_row++) {
-        float l = x.l[half_row];
-        l += __shfl_xor_sync(0xFFFFFFFFu, l, 1);
-        l += __shfl_xor_sync(0xFFFFFFFFu, l, 2);
+        float l = quad_sum(x.l[half_row]);
         inverse[half_row] = 1.0f / l;
         int row = t + lane / 4 + 8 * half_row;
         if (lse && lane % 4 == 0 && row < T) { lse[row] = (x.m[half_row] + log2f(l)) * LN2; }
@@ -452,11 +450,7 @@ template <int heads> __device__ inline void attention_projection_row_sums(float 
                                                                           const AttentionProjectionPlace& at, int pass,
                                                                           int rank, int num_ranks) {
     int lane = threadIdx.x % 32, row = at.row + lane / 4;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; half_row++) {
-        x[half_row] += __shfl_xor_sync(0xFFFFFFFFu, x[half_row], 1);
-        x[half_row] += __shfl_xor_sync(0xFFFFFFFFu, x[half_row], 2);
-    }
+    quad_sums(x);
     if (num_ranks == 1) { return; }
     uint64_t* barrier = &smem.sums_full[pass][at.row / 16];
     if (lane == 0) { mbarrier_arrive_expect(barrier, (num_ranks - 1) * 16 * (int)sizeof(float)); }

@@ -485,8 +485,7 @@ __device__ inline void gemm_store(float (&sum)[G::PARTS][G::COLUMNS / 2], const 
         box += has_second ? 2 : 1;
         if constexpr (has_row_sums) {
             for (int half = 0; q == num_columns - 1 && half < 2; half++) { // a row is spread over four lanes
-                float sum = row_sums[half];
-                for (int i = 1; i <= 2; i *= 2) { sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i); }
+                float sum = quad_sum(row_sums[half]);
                 int at_row = box_row + 8 * half + lane / 4;
                 if (lane % 4 == 0 && at_row < M) { epilogue.store_row_sum(at_row, tile.column / G::COLUMNS, sum); }
             }

@@ -38,11 +38,24 @@
 
 // ---- kernel 1: one thread per element, an atomic each ----
 
+// f(inp) of one element, rounded to floatX
+__device__ inline floatX quantize_element(const QuantizeCopy& s, size_t i, int, int) { return s.inp[i]; }
+__device__ inline floatX quantize_element(const QuantizeGelu& s, size_t i, int, int) {
+    return (floatX)gelu((float)s.inp[i]);
+}
+__device__ inline floatX quantize_element(const QuantizeGeluBackward& s, size_t i, int, int) {
+    return (floatX)((float)s.dout[i] * gelu_slope((float)s.inp[i]));
+}
+__device__ inline floatX quantize_element(const QuantizeDlogits& s, size_t i, int row, int column) {
+    float lse = s.losses[row] + (float)s.logits[i - column + s.targets[row]];
+    return s.value(s.logits[i], column, s.targets[row], lse, *s.dloss);
+}
+
 template <class F, class Source> __global__ void quantize_kernel1(QuantizeArgs<F> q, Source source) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)q.N * q.C) { return; }
     int token = (int)(i / q.C), column = (int)(i % q.C);
-    floatX x = quantize_element(source, token, column, q.C);
+    floatX x = quantize_element(source, i, token, column);
     float scaled = (float)x * __ldg(q.to.scale);
     F out = (F)scaled;
     q.to.rows[i] = out;

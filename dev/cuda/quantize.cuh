@@ -19,20 +19,17 @@ Kernels 3 (rows) and 5 (rows and columns) of quantize.cu, which has the other ke
 // ==== promoted: quantize ====
 // ---- shared by the kernels: what is quantised, and where it goes ----
 
-// f(inp) rounded to floatX: element i, or the vector from element i on.
+// f(inp) rounded to floatX: the vector from element i on.
 struct QuantizeCopy {
     const floatX* inp; // (N,C)
-    __device__ floatX element(size_t i) const { return inp[i]; }
     __device__ x128 vector(size_t i) const { return load128(inp + i); }
 };
 struct QuantizeGelu {
     const floatX* inp;
-    __device__ floatX element(size_t i) const { return (floatX)gelu((float)inp[i]); }
     __device__ x128 vector(size_t i) const { return gelu_forward_vector(load128(inp + i)); }
 };
 struct QuantizeGeluBackward {
     const floatX *dout, *inp;
-    __device__ floatX element(size_t i) const { return (floatX)((float)dout[i] * gelu_slope((float)inp[i])); }
     __device__ x128 vector(size_t i) const { return gelu_backward_vector(load128(dout + i), load128(inp + i)); }
 };
 
@@ -55,17 +52,9 @@ template <class F> struct QuantizeArgs {
     int N, C;
 };
 
-// The element, or the vector, at (row, column) of what is quantised.
-template <class Source> __device__ floatX quantize_element(const Source& source, int row, int column, int C) {
-    return source.element((size_t)row * C + column);
-}
+// The vector at (row, column) of what is quantised.
 template <class Source> __device__ x128 quantize_vector(const Source& source, int row, int column, int C) {
     return source.vector((size_t)row * C + column);
-}
-__device__ inline floatX quantize_element(const QuantizeDlogits& s, int row, int column, int C) {
-    const floatX* logits = s.logits + (size_t)row * C;
-    int target = s.targets[row];
-    return s.value(logits[column], column, target, s.losses[row] + (float)logits[target], *s.dloss);
 }
 __device__ inline x128 quantize_vector(const QuantizeDlogits& s, int row, int column, int C) {
     const floatX* logits = s.logits + (size_t)row * C;
@@ -158,11 +147,8 @@ void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, co
     q.to.columns ? quantize5(q, source, exec, 256) : quantize3(q, source, exec, 256);
 }
 
-void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, const Execution& exec) {
-    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
-}
-void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, const Execution& exec) {
-    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
+template <class F> void quantize(const Fp8Tensor<F>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<F>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    const Execution& exec) {

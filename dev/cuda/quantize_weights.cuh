@@ -19,7 +19,7 @@ __global__ void quantize_weights_kernel1(W* values, float* scales, floatX* weigh
     if (row >= num_rows) { return; }
     uint32_t bits = 0;
     for (int k = lane; k < K; k += 32) { bits = max(bits, __float_as_uint((float)weight[row * K + k]) & 0x7FFFFFFFu); }
-    for (int offset = 16; offset > 0; offset /= 2) { bits = max(bits, __shfl_xor_sync(0xFFFFFFFFu, bits, offset)); }
+    bits = lanes_max<32>(bits);
     // a row without a weight of 2^-100 or more is a row of zeros; divisions are IEEE's, also with --use_fast_math
     float largest = __uint_as_float(bits), scale = 1.0f;
     if (!(largest < 0x1p-100f)) { scale = __fdiv_rn(largest, weight_largest(W())); }
@@ -41,12 +41,10 @@ void quantize_weights(void* values, float* scales, floatX* weight, WeightFormat 
     Op op(exec, bytes, 0, "quantize_weights");
     require(format != WEIGHTS_FULL && block_size % 32 == 0);
     size_t blocks = ceil_div(num_rows, (size_t)block_size / 32);
-    if (format == WEIGHTS_INT8) {
-        launch_kernel(quantize_weights_kernel1<int8_t>, LaunchShape(blocks, block_size), exec, (int8_t*)values, scales,
-                      weight, num_rows, K);
-    } else {
-        launch_kernel(quantize_weights_kernel1<__nv_fp8_e4m3>, LaunchShape(blocks, block_size), exec,
-                      (__nv_fp8_e4m3*)values, scales, weight, num_rows, K);
-    }
+    auto launch = [&](auto kernel, auto* to) {
+        launch_kernel(kernel, LaunchShape(blocks, block_size), exec, to, scales, weight, num_rows, K);
+    };
+    format == WEIGHTS_INT8 ? launch(quantize_weights_kernel1<int8_t>, (int8_t*)values)
+                           : launch(quantize_weights_kernel1<__nv_fp8_e4m3>, (__nv_fp8_e4m3*)values);
 }
 // ==== end promoted: quantize_weights ====
