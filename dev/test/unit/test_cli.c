@@ -12,7 +12,7 @@ static int gpu_every, gpu_trace;
 
 static const Option options[] = {
     {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'i', NULL, "train-data", &data, "FILE", "training shards, a glob pattern in quotes", 0, 0},
+    {OPT_STR, 'i', NULL, "train-data", &data, "FILES", "training shards, a glob pattern in quotes", 0, 0},
     {OPT_INT, 'b', NULL, "batch", &batch, "sequences", "sequences in a micro-batch", 1, 4096},
     {OPT_LONG, 'd', NULL, "total-batch", &tokens, "tokens", "tokens in a step; -1: one micro-batch. Many; 0: none", 0,
      0},
@@ -300,6 +300,16 @@ static void test_wrong_flags(void) {
     bad("--help: no topic and no flag '1', see prog --help", "--help=1");
 }
 
+// the last value counts, and a list of files that does not is not dropped silently
+static void test_twice(void) {
+    ok("b=3", "-b", "2", "-b", "3");
+    Result r;
+    const char* args[] = {"-i", "a", "--train-data=b", NULL};
+    run_child(&r, args, false);
+    check(r.code == 77 && strstr(r.values, "i=b "));
+    check_str(r.err, "note: --train-data is given twice: 'b' counts, not 'a'; one flag names all files\n");
+}
+
 static void test_long_arguments(void) {
     char value[8192];
     memset(value, 'x', sizeof(value) - 1);
@@ -514,6 +524,7 @@ int main(int argc, char** argv) {
         {"integers", "strict whole numbers and their ranges", test_integers},
         {"floats", "strict numbers and their ranges", test_floats},
         {"wrong_flags", "unknown, ambiguous, missing, stray: one line and exit 2", test_wrong_flags},
+        {"twice", "a flag that is given twice", test_twice},
         {"long_arguments", "8 KB of argument still give one line", test_long_arguments},
         {"lists", "a flag that may be given several times", test_lists},
         {"choices", "a flag whose argument is one of a list and may be left out", test_choices},
