@@ -129,7 +129,7 @@ $(BUILD)/matmul.o: llmc/matmul.h $(BUILD)/matmul.d $(BUILD)/flags
 $(CXX_BINARIES): $(P)%: %.cpp $(BUILD)/%.d
 	@command -v $(firstword $(CXX)) >/dev/null || { echo 'error: no compiler $(CXX): apt-get install g++, or set CXX=' >&2; exit 1; }
 	@mkdir -p $(@D) $(dir $(BUILD)/$*)
-	$(CXX) -O2 -std=c++17 $(WARNINGS) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $<
+	$(CXX) -O2 -std=c++17 $(WARNINGS) $(if $(findstring clang,$(CXX)),-Wno-unknown-warning-option) -MMD -MP -MT $@ -MF $(BUILD)/$*.d -o $@ $<
 
 # glibc before 2.34 has dlopen in a library of its own
 $(P)dev/test/unit/test_nccl: private LDLIBS += -ldl

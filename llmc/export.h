@@ -129,6 +129,12 @@ static inline int export_model(void) {
     if (!gguf && bf16 && !params_check(&config, params, gguf_types[type].limit, &err)) {
         die("--export %s: %s: no value of bf16: give --type f32", path, err.text);
     }
+    char* slash = strrchr(path, '/');
+    if (slash > path) { // as for a directory, its parents are made
+        *slash = '\0';
+        if (!is_directory(path) && !make_directories(path, &err)) { die("--export %s", err.text); }
+        *slash = '/';
+    }
     if (gguf) {
         ok = gguf_write(&file, temp, params, &err);
         gguf_close(&file);

@@ -52,9 +52,14 @@ static inline double step_near(double x, bool above) {
     return step;
 }
 
+// Writes a file as a whole: if that fails, a file that was there stays, and the program ends.
 static inline void write_file(const std::string& path, const std::string& content) {
-    FILE* f = fopen(path.c_str(), "wb");
-    if (!f) { die("%s: %s", path.c_str(), strerror(errno)); }
-    bool failed = fwrite(content.data(), 1, content.size(), f) != content.size();
-    if (fclose(f) != 0 || failed) { die("%s: cannot be written", path.c_str()); }
+    std::string part = path + ".part";
+    FILE* f = fopen(part.c_str(), "wb");
+    bool ok = f && fwrite(content.data(), 1, content.size(), f) == content.size();
+    ok = f && fclose(f) == 0 && ok && rename(part.c_str(), path.c_str()) == 0;
+    if (ok) { return; }
+    int error = errno;
+    if (f) { remove(part.c_str()); }
+    die("%s: cannot be written: %s", path.c_str(), strerror(error));
 }

@@ -232,7 +232,14 @@ runs.svg: 1 diagram of 1 run"
     contains "9 runs, at most 8" "$tmp/err"
     mkdir "$tmp/a/x.svg"
     run 1 "$tmp/a" -o "$tmp/a/x.svg"
-    contains "$tmp/a/x.svg: " "$tmp/err"
+    contains "$tmp/a/x.svg: cannot be written: Is a directory" "$tmp/err"
+    want "what is left" "$(ls "$tmp/a")" "log.jsonl"$'\n'"x.svg"
+    # a full disk: the picture that was there stays
+    echo old >"$svg"
+    (trap '' XFSZ && ulimit -f 1 && run 1 "$tmp/a" -o "$svg")
+    contains "$svg: cannot be written: File too large" "$tmp/err"
+    want "the picture" "$(cat "$svg")" old
+    [ ! -e "$svg.part" ] || fail "$svg.part is left"
 }
 
 # Two runs of the program itself, one of them resumed.

@@ -507,7 +507,7 @@ test_evaluation_of_nothing() {
 test_export_over_something() {
     setup
     refused 1 '--export text: exists already, give another name' -- -e run/step_00000003 --export text
-    refused 1 '^error: --export none/x.bin: cannot create: No such file' -- -e run/step_00000003 --export none/x.bin
+    refused 1 '^error: --export text: exists and is not a directory' -- -e run/step_00000003 --export text/x.bin
     refused 2 '--export-type wants one of fp32.bf16' -- -e run/step_00000003 --export new --export-type int4
 }
 # data that was changed in place, with the same number of tokens
@@ -1229,6 +1229,12 @@ test_export_gguf_refused() {
 }
 # whatever fails while an export is written, as on a full disk, or whenever a signal ends it: one line, which has the name that was
 # asked for, and nothing is left
+test_export_to_new_directories() {
+    setup
+    good -e run/step_00000003 --export new/er/x.bin
+    [ -s "$world/new/er/x.bin" ] || fail "$(ls -R "$world/new")"
+    rm -r "$world/new"
+}
 test_export_fails() {
     setup
     local mode name at shim=$tmp/failing_write.so
@@ -1667,7 +1673,7 @@ tests=(unknown_flag junk_number missing_value negative_size stray_argument out_o
     output_is_a_file output_not_writable output_holds_checkpoints resume_without_output resume_another_shape resume_another_optimizer
     muon_flags
     prompt_without_merges prompt_without_vocabulary prompt_too_long sampling_flags
-    prompts_from_nowhere evaluation_of_nothing export_over_something data_changed_in_place resume_other_data ways_out flags_that_do_not_belong given_text
+    prompts_from_nowhere evaluation_of_nothing export_over_something export_to_new_directories data_changed_in_place resume_other_data ways_out flags_that_do_not_belong given_text
     prompt_from_a_file several_texts many_prompts stop_strings repetition_penalty min_p special_tokens prompt_ids_without_vocabulary eos_of_the_config random_seed
     eval eval_special eval_values hellaswag bench export other_settings dropout model_notes export_gguf export_gguf_refused export_fails keep_best sampling_while_saving
     help flags_of_others step_lines z_scores run_header nothing_written_without_output overfits_one_batch prompt_without_vocabulary_prints_ids seed temperature_0_is_greedy
