@@ -1026,16 +1026,60 @@ static inline bool tokenizer_set_merges(Tokenizer* t, const Vocab* v, const char
     return true;
 }
 
-// Marks as special the tokens of several bytes that no merge makes, such as <|endoftext|>: all of them, or, if the files
-// list the special tokens, only end-of-text.
-static inline void tokenizer_mark_special(Tokenizer* t, bool only_eot) {
-    uint8_t* made = (uint8_t*)calloc_check((size_t)t->vocab_size, 1);
+// Returns whether each token (V) is a byte or made by a merge. The caller frees the result.
+static inline bool* tokenizer_find_made(const Tokenizer* t) {
+    bool* made = (bool*)calloc_check((size_t)t->vocab_size, sizeof(bool));
+    for (int b = 0; b < 256; b++) { made[t->byte_ids[b]] = true; }
     for (size_t i = 0; i < (size_t)1 << t->slot_bits; i++) {
-        if (t->slots[i].left != UINT32_MAX) { made[t->slots[i].id] = 1; }
+        if (t->slots[i].left != UINT32_MAX) { made[t->slots[i].id] = true; }
     }
+    return made;
+}
+
+// Returns the first token whose merge is missing, as after a merges.txt that was cut at the end of a line, or -1 if there is
+// none. Sets *count to the number of tokens without a merge that no file lists as added or special.
+// The first merge that was cut off joins two tokens, and the merges before it still turn the token's bytes into these two.
+// An unlisted special token does not look like this: GPT-2's expression separates the letters and the punctuation of <s>,
+// [PAD] or <|endoftext|>, so no merge joins them, and at least three tokens remain. Words that were special tokens in
+// training, such as SG, may remain two, but their ids precede those of all merged tokens, and they are passed over.
+static inline int tokenizer_missing_merge(const Tokenizer* t, size_t* count) {
+    bool* made = tokenizer_find_made(t);
+    bool begun = t->num_merges == 0; // whether a merged token was passed
+    int first = -1;
+    *count = 0;
     for (int id = 0; id < t->vocab_size; id++) {
-        bool several = t->offsets[id + 1] - t->offsets[id] > 1;
-        if (!t->flags[id] && several && !made[id] && (!only_eot || id == t->eot_id)) { t->flags[id] = TOKEN_SPECIAL; }
+        size_t n = t->offsets[id + 1] - t->offsets[id];
+        begun |= made[id] && n > 1;
+        if (!begun || made[id] || t->flags[id]) { continue; }
+        ++*count;
+        if (first >= 0) { continue; }
+        uint32_t* ids = (uint32_t*)malloc_check(n * sizeof(uint32_t));
+        if (tokenizer_merge(t, t->bytes + t->offsets[id], n, ids) == 2) { first = id; }
+        free(ids);
+    }
+    free(made);
+    return first;
+}
+
+static inline bool tokenizer_check_merges(const Tokenizer* t, const char* where, Error* err) {
+    char name[64];
+    size_t count;
+    int id = tokenizer_missing_merge(t, &count);
+    if (id < 0) { return true; }
+    json_printable(name, sizeof(name), (const char*)t->bytes + t->offsets[id], t->offsets[id + 1] - t->offsets[id]);
+    return error_set(
+        err,
+        "%s: tokens without a merge: %zu, the first '%s' (id %d): is the file complete? Added tokens must be "
+        "listed as such",
+        where, count, name, id);
+}
+
+// Marks as special the tokens that no merge makes, such as <|endoftext|>: all of them, or, if the files list the special
+// tokens, only end-of-text.
+static inline void tokenizer_mark_special(Tokenizer* t, bool only_eot) {
+    bool* made = tokenizer_find_made(t);
+    for (int id = 0; id < t->vocab_size; id++) {
+        if (!t->flags[id] && !made[id] && (!only_eot || id == t->eot_id)) { t->flags[id] = TOKEN_SPECIAL; }
     }
     free(made);
 }
@@ -1078,7 +1122,9 @@ static inline void tokenizer_set_eot(Tokenizer* t, int id) {
 // Builds t from v. Frees v in any case. On failure t is zeroed.
 static inline bool tokenizer_build(Tokenizer* t, Vocab* v, bool can_encode, const char* where, Error* err) {
     memset(t, 0, sizeof(*t));
-    bool ok = tokenizer_set_tokens(t, v, where, err) && (!can_encode || tokenizer_set_merges(t, v, where, err));
+    const char* merges_where = v->merges_where ? v->merges_where : where;
+    bool ok = tokenizer_set_tokens(t, v, where, err) &&
+              (!can_encode || (tokenizer_set_merges(t, v, where, err) && tokenizer_check_merges(t, merges_where, err)));
     if (ok && can_encode) { tokenizer_mark_special(t, v->lists_special); }
     vocab_free(v);
     if (!ok) {
@@ -1881,8 +1927,10 @@ static inline bool tokenizer_must_list(const Tokenizer* t, int eot) {
     for (int i = 0; i < 5; i++) {
         if (known[i] >= 0) { read.flags[known[i]] = TOKEN_SPECIAL; }
     }
+    size_t count;
+    bool list = tokenizer_missing_merge(&read, &count) >= 0;
     tokenizer_mark_special(&read, false);
-    bool list = tokenizer_sum_flags(&read) != t->flags_sum;
+    list |= tokenizer_sum_flags(&read) != t->flags_sum;
     for (int id = 0; id < t->vocab_size; id++) { list |= id != eot && (t->flags[id] & TOKEN_ADDED); }
     free(read.flags);
     return list;

@@ -193,7 +193,7 @@ static Tokenizer odd_tokenizer(void) {
         n += (size_t)snprintf(json + n, sizeof(json) - n, ", \"\\u%04x\": %d", map.code_of[b], b + 1);
     }
     snprintf(json + n, sizeof(json) - n,
-             ", \"ab\": 257, \"abc\": 258, \"\\u00c5\\u00bd\": 259, \"<s>\": 260, \"\\u00ff\\u00fe\": 261}");
+             ", \"ab\": 257, \"abc\": 258, \"\\u00c5\\u00bd\": 259, \"<s>\": 260, \"\\u00ff\\u00fe\\u00ff\": 261}");
     static const char* const added = "{\"<my token>\": 262, \"\\u4f60\": 263, \" \": 264, \"x\\u0000y\": 265}";
     const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_VOCAB] = {json, strlen(json), "vocab.json"},
                                                       [TOKENIZER_MERGES] = {merges, strlen(merges), "merges.txt"},
@@ -346,7 +346,7 @@ static void test_vocabulary(void) {
     check_token(&f, 258, "abc", 1);
     check_token(&f, 259, "\xC3\x85\xC2\xBD", 1);
     check_token(&f, 260, "<s>", 3);
-    check_token(&f, 261, "\xC3\xBF\xC3\xBE", 1); // bytes FF FE are not UTF-8
+    check_token(&f, 261, "\xC3\xBF\xC3\xBE\xC3\xBF", 1); // bytes FF FE FF are not UTF-8
     check_token(&f, 262, "<my token>", 4);
     check_token(&f, 263, "\xE4\xBD\xA0", 4);
     check_token(&f, 264, " ", 4);

@@ -738,7 +738,7 @@ static void test_other_ids(void) {
     size_t n;
     int at = sprintf(vocab, "{\"<|endoftext|>\": 0, ");
     put_bytes_json(vocab + at, 1, -1);
-    strcat(vocab, "\"bc\": 257, \"ab\": 258, \"abc\": 259, \"<|pad|>\": 261, \"zz\": 260}");
+    strcat(vocab, "\"bc\": 257, \"ab\": 258, \"abc\": 259, \"<|pad|>\": 261, \"zzz\": 260}");
     TokenizerText none = {NULL, 0, NULL};
     TokenizerText added =
         text_of("{\"<my token>\": 262, \"\\u4f60\": 263, \"<|endoftext|>\": 0, \" \": 264}", "added_tokens.json");
@@ -1305,6 +1305,7 @@ static void test_bad_vocab(void) {
         {"\"ab\": 256}", "a b\na b", "merge 2 is the same as merge 1"},
         {"\"ab\": 256}", "a b\nab c", "m.txt:2: the vocabulary has no token 'abc'"},
         {"\"ab\": 256}", "a de", "m.txt:1: 'de' is not a known token"},
+        {"\"<s>\": 256, \"ab\": 257}", "", "m.txt: tokens without a merge: 2, the first 'ab' (id 257)"},
     };
     Tokenizer t;
     Error err;
@@ -1326,6 +1327,39 @@ static void test_bad_vocab(void) {
     // without an error the vocabulary is read, so the others fail for the intended reason
     check_msg(ok, "%s", err.text);
     if (ok) { tokenizer_free(&t); }
+}
+
+// A merges.txt that was cut at the end of a line is refused, but not for tokens that need no merge.
+static void test_missing_merges(void) {
+    static const struct {
+        const char *merges, *special, *want; // want NULL: the vocabulary is read
+    } cases[] = {
+        {"a b\nab c\n", "{\"mask_token\": \"PL\"}", NULL},
+        {"a b\nab c\n", "{}", "tokens without a merge: 2, the first 'PL' (id 260)"},
+        {"a b\n", "{\"mask_token\": \"PL\"}", "tokens without a merge: 2, the first 'abc' (id 258)"},
+    };
+    static char vocab[16384];
+    Tokenizer t;
+    Error err;
+    int at = sprintf(vocab, "{\"SG\": 0, "); // a special token in training: its id precedes the bytes'
+    put_bytes_json(vocab + at, 1, -1);
+    strcat(vocab, "\"ab\": 257, \"abc\": 258, \"<s>\": 259, \"PL\": 260}");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const TokenizerText files[TOKENIZER_NUM_TEXTS] = {[TOKENIZER_VOCAB] = text_of(vocab, "vocab.json"),
+                                                          [TOKENIZER_MERGES] = text_of(cases[i].merges, "merges.txt"),
+                                                          [TOKENIZER_MAP] = text_of(cases[i].special, "map")};
+        bool ok = tokenizer_parse(&t, files, &err);
+        if (cases[i].want) {
+            check_refused(ok, &t, &err, cases[i].want, cases[i].merges);
+            continue;
+        }
+        check_msg(ok, "%s", err.text);
+        if (!ok) { continue; }
+        check(t.flags[0] == TOKEN_SPECIAL && t.flags[259] == TOKEN_SPECIAL && t.flags[260] == TOKEN_SPECIAL);
+        check(make_directories(temp_path("missing"), &err) && tokenizer_save(&t, temp_path("missing"), &err));
+        check_loads_same(&t, temp_path("missing")); // what is saved lists PL
+        tokenizer_free(&t);
+    }
 }
 
 // Parses a tokenizer.json in which `old` is replaced by `other`.
@@ -1374,6 +1408,7 @@ static void test_bad_tokenizer_json(void) {
         {"[\"a b\"]", "[[\"\", \"a\"]]", "merge 1: '' is not a known token"},
         {"[\"a b\"]", "[\"a c\"]", "merge 1: the vocabulary has no token 'ac'"},
         {"[\"a b\"]", "[\"a b\", [\"a\", \"b\"]]", "merge 2 is the same as merge 1"},
+        {"[\"a b\"]", "[]", "t.json: tokens without a merge: 1, the first 'ab' (id 256)"},
         {"{\"id\": 257", "{\"id\": 255", "has two ids"},
         {"\"id\": 258", "\"id\": \"258\"", "added_tokens[1]"},
         {"\"id\": 258", "\"id\": 256", "two tokens have id 256"},
@@ -1523,6 +1558,7 @@ static const Test tests[] = {
     {"bin", "llm.c's tokenizer.bin and its faults", test_bin},
     {"bad_merges", "every rule of merges.txt", test_bad_merges},
     {"bad_vocab", "every rule of vocab.json", test_bad_vocab},
+    {"missing_merges", "a merges.txt that was cut at the end of a line", test_missing_merges},
     {"bad_tokenizer_json", "every rule of tokenizer.json", test_bad_tokenizer_json},
     {"mistaken_files", "what users hand in by mistake", test_mistaken_files},
     {"encoder", "vocabularies for 16-bit ids", test_encoder},
