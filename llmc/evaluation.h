@@ -176,16 +176,15 @@ static inline bool eval_encode(EvalTokens* t, const Tokenizer* tokenizer, const 
 // Checks that the vocabulary beside a shard, if there is one, is the model's.
 static inline bool eval_check_vocabulary(const char* path, const Tokenizer* tokenizer, Error* err) {
     Tokenizer own;
+    char what[200];
     if (!tokenizer) { return true; }
     if (!find_tokenizer(&own, directory_of(path).text, err)) { return !err->text[0]; }
-    bool same = memcmp(own.fingerprint, tokenizer->fingerprint, sizeof(own.fingerprint)) == 0;
-    int size = own.vocab_size;
+    bool same = tokenizer_same(tokenizer, &own, what, sizeof(what));
     tokenizer_free(&own);
-    return same ||
-           error_set(err,
-                     "%s: was made with another vocabulary (%d tokens) than the model's (%d tokens): make it with "
-                     "dev/data/tokenize -t and the model's vocabulary",
-                     path, size, tokenizer->vocab_size);
+    return same || error_set(err,
+                             "%s: was made with another vocabulary than the model's (%s): make it with "
+                             "dev/data/tokenize -t and the model's vocabulary",
+                             path, what);
 }
 
 // Opens a shard or a text file. tokenizer: NULL if there is none.

@@ -66,17 +66,37 @@ static inline bool find_data_tokenizer(Tokenizer* tokenizer, const char* pattern
     return ok && first.text[0];
 }
 
+// Loads the vocabulary of --tokenizer. Ends the program if it cannot be loaded, or if the directory of the model (NULL: a new
+// one) has another vocabulary: the model's weights are for the ids of that one.
+static inline void load_given_tokenizer(Tokenizer* tokenizer, const char* model_dir) {
+    Error err;
+    Tokenizer own;
+    char what[200];
+    if (!tokenizer_load(tokenizer, args->tokenizer, &err)) { die("--tokenizer %s", err.text); }
+    if (!model_dir || !find_tokenizer(&own, model_dir, &err)) { return; }
+    if (!tokenizer_same(&own, tokenizer, what, sizeof(what))) {
+        die("--tokenizer %s: is another vocabulary than the model's in %s (%s): leave --tokenizer out", args->tokenizer,
+            model_dir, what);
+    }
+    tokenizer_free(&own);
+}
+
 // Loads the vocabulary from --tokenizer, or else from the model's directory, or else from the training data's. Returns
 // false if there is none; ends the program if one exists but cannot be loaded.
 static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
     Error err;
+    Path directory;
+    const char* model_dir = NULL;
+    if (model_path) {
+        directory = directory_of(model_path);
+        model_dir = is_directory(model_path) ? model_path : directory.text;
+    }
     if (args->tokenizer) {
-        if (!tokenizer_load(tokenizer, args->tokenizer, &err)) { die("--tokenizer %s", err.text); }
+        load_given_tokenizer(tokenizer, model_dir);
         return true;
     }
-    if (model_path) {
-        Path directory = directory_of(model_path);
-        if (find_tokenizer(tokenizer, is_directory(model_path) ? model_path : directory.text, &err)) { return true; }
+    if (model_dir) {
+        if (find_tokenizer(tokenizer, model_dir, &err)) { return true; }
         if (err.text[0]) { die("%s", err.text); }
     }
     if (args->train_data) {

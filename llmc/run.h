@@ -311,15 +311,15 @@ static inline int check_data_vocabulary(const Training* t, const char* flag, con
         if (err.text[0]) { die("%s %s: the vocabulary beside these shards: %s", flag, pattern, err.text); }
         return -1;
     }
-    bool same = other.vocab_size == t->tokenizer.vocab_size && other.fingerprint[0] == t->tokenizer.fingerprint[0];
-    bool same_flags = !same || same_special_tokens(&t->tokenizer, &other);
-    int size = other.vocab_size, eot = other.eot_id;
-    tokenizer_free(&other);
-    if (!same) {
-        die("%s %s: these shards were made with another vocabulary (%d tokens) than the model's (%d tokens): make them "
-            "with dev/data/tokenize -t and the model's vocabulary",
-            flag, pattern, size, t->tokenizer.vocab_size);
+    char what[200];
+    if (!tokenizer_same(&t->tokenizer, &other, what, sizeof(what))) {
+        die("%s %s: these shards were made with another vocabulary than the model's (%s): make them with "
+            "dev/data/tokenize -t and the model's vocabulary",
+            flag, pattern, what);
     }
+    bool same_flags = same_special_tokens(&t->tokenizer, &other);
+    int eot = other.eot_id;
+    tokenizer_free(&other);
     if (!same_flags) { // the shards' ids stand for the same tokens in either case
         print_line(stderr,
                    "note: %s %s: the vocabulary of these shards has other added or special tokens than the model's, "

@@ -1153,6 +1153,36 @@ static inline void tokenizer_init_bytes(Tokenizer* t) {
     require(ok);
 }
 
+// Returns whether each id stands for the same token in b as in a and, if both can encode, whether their merges are the same.
+// If not, writes the first difference to what (size).
+static inline bool tokenizer_same(const Tokenizer* a, const Tokenizer* b, char* what, size_t size) {
+    char here[64], there[64];
+    bool merges = a->can_encode && b->can_encode;
+    if (a->vocab_size != b->vocab_size) {
+        snprintf(what, size, "%d tokens instead of %d", b->vocab_size, a->vocab_size);
+        return false;
+    }
+    for (int id = 0; id < a->vocab_size; id++) {
+        const char *s = (const char*)a->bytes + a->offsets[id], *other = (const char*)b->bytes + b->offsets[id];
+        size_t n = a->offsets[id + 1] - a->offsets[id], m = b->offsets[id + 1] - b->offsets[id];
+        if (n == m && memcmp(s, other, n) == 0) { continue; }
+        json_printable(there, sizeof(there), s, n);
+        json_printable(here, sizeof(here), other, m);
+        snprintf(what, size, "token %d is '%s' instead of '%s'", id, here, there);
+        return false;
+    }
+    if (merges && a->num_merges != b->num_merges) {
+        snprintf(what, size, "%d merges instead of %d", b->num_merges, a->num_merges);
+        return false;
+    }
+    for (int r = 0; merges && r < a->num_merges; r++) {
+        if (memcmp(a->merges + 2 * r, b->merges + 2 * r, 2 * sizeof(uint32_t)) == 0) { continue; }
+        snprintf(what, size, "merge %d joins other tokens", r + 1);
+        return false;
+    }
+    return true;
+}
+
 // ---- reading ------------------------------------------------------------------------------------
 
 // The files of a vocabulary. Those before TOKENIZER_NUM_TEXTS are read together, by tokenizer_parse().

@@ -453,7 +453,7 @@ static void find_eot(void) {
 // True if the output directory already contains a vocabulary. Ends the program if it is not the one of --tokenizer, or
 // if its end-of-text or its special tokens are others: a directory must not contain shards of two vocabularies.
 static bool has_vocabulary(void) {
-    char name[64];
+    char name[64], what[200];
     Error err;
     Tokenizer t;
     size_t n;
@@ -463,10 +463,10 @@ static bool has_vocabulary(void) {
         die("%s/%s: describes a vocabulary that is not there; choose another --out or remove it", out.dir, file);
     }
     if (!tokenizer_load(&t, out.dir, &err)) { die("%s", err.text); }
-    bool same = memcmp(t.fingerprint, tokenizer.fingerprint, sizeof(t.fingerprint)) == 0;
-    if (!same) {
-        die("%s/%s: is another vocabulary than %s: -t %s takes the one that is there, another folder in -o keeps both",
-            out.dir, file, flags.tokenizer ? flags.tokenizer : "the 256 bytes, the default", out.dir);
+    if (!tokenizer_same(&tokenizer, &t, what, sizeof(what))) {
+        die("%s/%s: is another vocabulary than %s (%s): -t %s takes the one that is there, another folder in -o keeps "
+            "both",
+            out.dir, file, flags.tokenizer ? flags.tokenizer : "the 256 bytes, the default", what, out.dir);
     }
     if (t.eot_id != tokenizer.eot_id) {
         const char* bytes = tokenizer_decode(&tokenizer, tokenizer.eot_id, &n);

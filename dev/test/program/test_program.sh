@@ -46,7 +46,7 @@ setup() {
     head -c 3000 "$new/data/a_train_000000.bin" >"$new/bad/cut.bin"
     cp "$new/data/a_train_000000.bin" "$new/bad/id.bin"
     patch "$new/bad/id.bin" $((1024 + 2 * 20)) '\x01\x01' # token 20 becomes 257; the last id of the vocabulary is 256
-    decode_only "$new/257.bin" 257
+    decode_only "$new/385.bin" 385
     decode_only "$new/513.bin" 513
     (cd "$new" && "$train" "${small[@]}" "${batch[@]}" -l 0.01 -i "$data" -o run -n 1 -nk 0) >"$tmp/setup.out" 2>"$tmp/err" ||
         fail "a plain run fails: $(cat "$tmp/err")"
@@ -152,7 +152,7 @@ test_text_as_shard() {
 }
 test_empty_shard() { failure 'bad/empty.bin: is empty' -- -i bad/empty.bin; }
 test_truncated_shard() { failure 'bad/cut.bin' '5000 tokens' '11024 bytes' 'has 3000' 'cut short' -- -i bad/cut.bin; }
-test_model_as_shard() { failure '257.bin: is a tokenizer of llm.c' -- -i 257.bin; }
+test_model_as_shard() { failure '385.bin: is a tokenizer of llm.c' -- -i 385.bin; }
 test_id_past_the_vocabulary() {
     local after_the_start=yes # the first batch has it
     refused 1 'bad/id.bin' 'token 20 ' 'id 257' 'ends at 256' 'tokenizer' -- "${small[@]}" "${batch[@]}" --tokenizer data -i bad/id.bin --no-shuffle
@@ -200,7 +200,6 @@ test_vocabulary_larger_than_the_model() {
 test_vocabulary_far_smaller_than_the_model() {
     setup
     decode_only "$world/384.bin" 384
-    decode_only "$world/385.bin" 385
     refused 1 '384 tokens' 'has 512' 'do not belong together' '--tokenizer' -- -e "$tiny" --tokenizer 384.bin --prompt ''
     good -e "$tiny" --tokenizer 385.bin --prompt '' --num-tokens 2 # it may be a model whose vocabulary is padded
 }
@@ -235,14 +234,29 @@ test_another_vocabulary() {
     setup
     printf '#version: 0.2\na b\n' >"$tmp/merges.txt"
     "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$tmp/merges.txt" -o "$world/other/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
-    refused 1 "-i other/a_train_\\*.bin: these shards were made with another vocabulary \\(258 tokens\\) than the model's \\(257" -- \
+    refused 1 "-i other/a_train_\\*.bin: these shards were made with another vocabulary than the model's \\(258 tokens instead of 257\\): make" -- \
         -e run/step_00000003 "${batch[@]}" -i 'other/a_train_*.bin' -o new
     refused 1 '-j other/a_train_000000.bin: these shards were made with another vocabulary' -- \
         -e run/step_00000003 "${batch[@]}" -i "$data" -j other/a_train_000000.bin -o new
+    # with --tokenizer, too: as many tokens, and two ids are exchanged
+    local door other="(token 0 is '\"' instead of '!')"
+    mkdir -p "$world/exchanged"
+    cp "$world/run/step_00000003/merges.txt" "$world/exchanged"
+    sed 's/": 0, \(.*\)": 1, /": 1, \1": 0, /' "$world/run/step_00000003/vocab.json" >"$world/exchanged/vocab.json"
+    "$BIN_DIR/dev/data/tokenize" -i "$world/text" -t "$world/exchanged" -o "$world/exchanged/a" 2>"$tmp/err" || fail "$(cat "$tmp/err")"
+    run -e run/step_00000003 "${batch[@]}" -i 'exchanged/a_train_*.bin' -o new
+    contains "these shards were made with another vocabulary than the model's $other: make" "$tmp/err"
+    for door in '--prompt hi' '--eval text' '--eval exchanged/a_train_000000.bin'; do
+        # shellcheck disable=SC2086
+        run -e run/step_00000003 --tokenizer exchanged $door
+        want "status of $door" $status 1
+        contains "error: --tokenizer exchanged: is another vocabulary than the model's in run/step_00000003 $other: leave --tokenizer out" "$tmp/err"
+    done
+    good -e run/step_00000003 --tokenizer data --prompt hi --num-tokens 2 # the same one
     # a pattern that matches the shards of both, for training and for a new model; a shard that is evaluated
     refused 1 '^error: data and other: want shards of one vocabulary' -- "${small[@]}" "${batch[@]}" -i '[do][at]*/*_train_*.bin'
     refused 1 '^error: -i .*: data and other: want shards of one' -- -e run/step_00000003 "${batch[@]}" -i '[do][at]*/*_train_*.bin'
-    refused 1 '--eval other/a_train_000000.bin: was made with another vocabulary \(258 tokens\) than the model' -- \
+    refused 1 "--eval other/a_train_000000.bin: was made with another vocabulary than the model's \\(258 tokens instead of 257\\): make" -- \
         -e run/step_00000003 --eval other/a_train_000000.bin
     echo '#version' >"$world/other/merges.txt" # what cannot be read is not trusted either
     refused 1 '-i other/a_train_\*.bin: the vocabulary beside these shards: other/merges.txt' -- \
@@ -442,8 +456,8 @@ test_resume_another_shape() {
 # ---- mistakes in the prompt -------------------------------------------------------------
 
 test_prompt_without_merges() {
-    refused 1 'no merges' 'vocab.json and merges.txt' '--tokenizer' -- -e run/step_00000003 --tokenizer 257.bin --prompt hello
-    good -e run/step_00000003 --tokenizer 257.bin --prompt '' --num-tokens 5 # but it can still generate text
+    refused 1 'no merges' 'vocab.json and merges.txt' '--tokenizer' -- -e "$tiny" --tokenizer 385.bin --prompt hello
+    good -e "$tiny" --tokenizer 385.bin --prompt '' --num-tokens 5 # but it can still generate text
 }
 test_prompt_without_vocabulary() { refused 1 'no vocabulary' "$tiny" '--tokenizer' -- -e "$tiny" --prompt hello; }
 test_prompt_too_long() {
@@ -1222,7 +1236,7 @@ test_export_gguf_refused() {
     refused 1 '^error: --export new.gguf: a .gguf file contains the vocabulary with its merges, and there is none' '--tokenizer$' -- \
         -e "$tiny" --export new.gguf
     refused 1 "^error: --export new.gguf: .* and the model's can only decode: give one with --tokenizer$" -- \
-        -e $step --tokenizer 257.bin --export new.gguf
+        -e "$tiny" --tokenizer 385.bin --export new.gguf
     refused 1 '^error: --export new.gguf: q8_0 has blocks of 32 weights, which do not divide 24 channels: give --type f16$' -- \
         -e d6 --layers 1 --heads 1 --channels 24 --tokenizer data --export new.gguf --type q8_0
     refused 1 '^error: --export none/x.gguf: cannot create: No such file' -- -e $step --export none/x.gguf

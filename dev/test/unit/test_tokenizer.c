@@ -1329,6 +1329,31 @@ static void test_bad_vocab(void) {
     if (ok) { tokenizer_free(&t); }
 }
 
+// The first difference of two vocabularies.
+static void test_same(void) {
+    static const struct {
+        const char *merges, *want; // want NULL: none
+    } cases[] = {
+        {"a b\nb c\nab c\n", NULL},
+        {"a b\nb c\na bc\n", "merge 3 joins other tokens"},
+        {"a b\nc b\nab c\n", "token 257 is 'cb' instead of 'bc'"},
+        {"a b\nb c\n", "259 tokens instead of 260"},
+    };
+    Tokenizer a, b;
+    Error err;
+    char what[200];
+    if (!parse_merges(&a, text_of(cases[0].merges, "m.txt"), &err)) { die("%s", err.text); }
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        if (!parse_merges(&b, text_of(cases[i].merges, "m.txt"), &err)) { die("%s", err.text); }
+        bool same = tokenizer_same(&a, &b, what, sizeof(what));
+        check_msg(cases[i].want ? !same && strcmp(what, cases[i].want) == 0 : same, "case %zu: %s", i, what);
+        b.can_encode = false; // like a tokenizer.bin: without merges to compare
+        check(tokenizer_same(&a, &b, what, sizeof(what)) == (i < 2));
+        tokenizer_free(&b);
+    }
+    tokenizer_free(&a);
+}
+
 // A merges.txt that was cut at the end of a line is refused, but not for tokens that need no merge.
 static void test_missing_merges(void) {
     static const struct {
@@ -1559,6 +1584,7 @@ static const Test tests[] = {
     {"bad_merges", "every rule of merges.txt", test_bad_merges},
     {"bad_vocab", "every rule of vocab.json", test_bad_vocab},
     {"missing_merges", "a merges.txt that was cut at the end of a line", test_missing_merges},
+    {"same", "the first difference of two vocabularies", test_same},
     {"bad_tokenizer_json", "every rule of tokenizer.json", test_bad_tokenizer_json},
     {"mistaken_files", "what users hand in by mistake", test_mistaken_files},
     {"encoder", "vocabularies for 16-bit ids", test_encoder},
