@@ -94,7 +94,8 @@ static char* next_pattern(char** rest) {
 
 static int compare_paths(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
 
-// Notes files that several names or patterns match: their text is trained on as many times.
+// Notes files that several names or patterns match: their text is trained on as many times. Standard input cannot be: it is
+// read once.
 static void note_repeated_inputs(void) {
     if (in.count < 2) { return; }
     size_t repeated = 0, first = 0;
@@ -102,7 +103,9 @@ static void note_repeated_inputs(void) {
     memcpy(sorted, in.paths, in.count * sizeof(char*));
     qsort(sorted, in.count, sizeof(char*), compare_paths);
     for (size_t i = 1; i < in.count; i++) {
-        if (strcmp(sorted[i], sorted[i - 1]) == 0 && repeated++ == 0) { first = i; }
+        if (strcmp(sorted[i], sorted[i - 1]) != 0) { continue; }
+        if (strcmp(sorted[i], "-") == 0) { die("--input %s: names standard input, -, more than once", flags.input); }
+        if (repeated++ == 0) { first = i; }
     }
     if (repeated > 0) {
         print_line(stderr, "note: %s is given more than once, and its text will be there as many times%s",

@@ -93,6 +93,7 @@ test_inputs() {
     contains "note: $tmp/c.txt is given more than once, and its text will be there as many times" "$tmp/err"
     tokenize -i "$tmp/c.txt,$tmp/b.txt" -o "$tmp/in/x" 2>"$tmp/err"
     [ "$(grep -c '^note: ' "$tmp/err")" = 0 ] || fail "$(cat "$tmp/err")"
+    refused "error: --input -,$tmp/c.txt,-: names standard input, -, more than once" -i "-,$tmp/c.txt,-"
     refused "error: $tmp/in: is a directory: name the files in it by a pattern in quotes, such as '$tmp/in/*.txt'" -i "$tmp/in"
     refused "no such file, and no file matches this pattern; write \\ before a space in a name" -i "$tmp/in dir/*.txt"
     contains "a \\ before it, 'my\\ books/*.txt'" <(tokenize --help | tr -s ' \n' ' ')
