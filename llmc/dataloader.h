@@ -494,11 +494,22 @@ static inline uint64_t dataloader_add_fingerprint(uint64_t fingerprint, const ui
     return splitmix64(fingerprint ^ crc);
 }
 
+// Returns what lets a batch fit into a shard of n tokens, into which it does not fit now.
+static inline const char* dataloader_advice(const DataLoader* d, int64_t n) {
+    int64_t ranks = d->num_ranks;
+    bool smaller_b = d->B > 1 && ranks * d->T<n, smaller_t = d->T> 1 && ranks * d->B < n;
+    return smaller_b && smaller_t ? "use smaller -b or -t"
+           : smaller_b            ? "use a smaller -b"
+           : smaller_t            ? "use a smaller -t"
+           : ranks < n            ? "use smaller -b and -t"
+                                  : "make longer shards";
+}
+
 // Checks every shard's header and length, and sets num_tokens, batches_per_epoch and fingerprint. A shard that is too short for
 // a batch, such as the last one that tokenize writes, is passed over with a note of rank 0, unless all of them are. It still
 // counts as one of the shards, because another B or number of ranks may read it.
 static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
-    int64_t too_short = 0;
+    int64_t too_short = 0, longest = 0;
     Error first; // about the first shard that is too short
     first.text[0] = '\0';
     for (int64_t i = 0; i < d->num_shards; i++) {
@@ -519,6 +530,7 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
         }
         if (!ok) { return false; }
         d->num_tokens += n;
+        longest = n > longest ? n : longest;
         if (n > d->step_tokens) {
             d->batches_per_epoch += (n - 1) / d->step_tokens;
         } else if (too_short++ == 0) {
@@ -528,7 +540,7 @@ static inline bool dataloader_check_shards(DataLoader* d, Error* err) {
                       (long long)d->B, ranks, d->T, (long long)d->step_tokens + 1);
         }
     }
-    if (too_short == d->num_shards) { return error_set(err, "%s: use smaller -b or -t", first.text); }
+    if (too_short == d->num_shards) { return error_set(err, "%s: %s", first.text, dataloader_advice(d, longest)); }
     if (too_short > 0 && d->rank == 0) {
         print_line(stderr, "note: %lld of %lld shards are too short for a batch and are passed over: %s",
                    (long long)too_short, (long long)d->num_shards, first.text);
