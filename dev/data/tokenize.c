@@ -467,8 +467,7 @@ static bool has_vocabulary(void) {
     }
     if (!tokenizer_load(&t, out.dir, &err)) { die("%s", err.text); }
     if (!tokenizer_same(&tokenizer, &t, what, sizeof(what))) {
-        die("%s/%s: is another vocabulary than %s (%s): -t %s takes the one that is there, another folder in -o keeps "
-            "both",
+        die("%s/%s: is another vocabulary than %s (%s): -t %s takes this vocabulary, another folder in -o keeps both",
             out.dir, file, flags.tokenizer ? flags.tokenizer : "the 256 bytes, the default", what, out.dir);
     }
     if (t.eot_id != tokenizer.eot_id) {

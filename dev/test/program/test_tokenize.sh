@@ -178,7 +178,7 @@ test_errors() {
     want files "$(cd "$tmp/skip" && echo *)" "merges.txt vocab.json x_train_000000.bin"
     # shards of two vocabularies do not mix in one directory
     tokenize -i "$tmp/x.txt" -t "$tmp/small" -o "$tmp/skip/y" 2>"$tmp/err" && fail "two vocabularies in one directory"
-    contains "vocab.json: is another vocabulary than $tmp/small (257 tokens instead of 261): -t $tmp/skip takes the one that is there, another folder in -o keeps both" "$tmp/err"
+    contains "vocab.json: is another vocabulary than $tmp/small (257 tokens instead of 261): -t $tmp/skip takes this vocabulary, another folder in -o keeps both" "$tmp/err"
     tokenize -i "$tmp/x.txt" -t "$tmp/skip" -o "$tmp/skip/y" 2>"$tmp/err" || fail "the cure does not work: $(cat "$tmp/err")"
     ! grep -q 'is new$' "$tmp/err" || fail "$(cat "$tmp/err")"
     tokenize -i "$tmp/x.txt" -o "$tmp/mistyped/name/y" 2>"$tmp/err"
