@@ -37,9 +37,9 @@ typedef struct {
     const char* name;  // long name without dashes; the title of an OPT_SECTION
     void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default.
                  // OPT_CHOICE: int*, the number of the choice, counted from 0
-    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, FILES if it is a list of
-                      // names, or its choices "a|b|c"; OPT_CHOICE: its choices, the last of which is meant by the flag
-                      // without an argument; OPT_BOOL: a word for a third value, 2
+    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, FILES or GLOB if it may
+        // name several, or its choices "a|b|c"; OPT_CHOICE: its choices, the last of which is meant by the
+        // flag without an argument; OPT_BOOL: a word for a third value, 2
     const char* help; // one sentence, no full stop
     double min, max;  // inclusive range of a number; min == max == 0 means no range
 } Option;
@@ -825,9 +825,10 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
         while (code >= CLI_CODE ? i != (code - CLI_CODE) / 2 : opts[i].type == OPT_SECTION || opts[i].letter != code) {
             i++;
         }
-        if (given[i] && opts[i].unit && strcmp(opts[i].unit, "FILES") == 0) {
-            print_line(stderr, "note: --%s is given twice: '%s' counts, not '%s'; one flag names all files",
-                       opts[i].name, optarg, *(const char**)opts[i].value);
+        bool files = opts[i].unit && (!strncmp(opts[i].unit, "FILES", 5) || !strncmp(opts[i].unit, "GLOB", 4));
+        if (given[i] && files) {
+            print_line(stderr, "note: --%s is given twice: '%s' counts, not '%s'", opts[i].name, optarg,
+                       *(const char**)opts[i].value);
         }
         cli_defaults()->typed[i] = given[i] = true;
         if (opts[i].type == OPT_BOOL && !optarg) {
@@ -844,7 +845,7 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
 }
 
 // Parses argv into the variables of the table. If a flag is given twice, the last value counts; an OPT_LIST keeps all of
-// them, and for FILES there is a note. Exits with 0 on -h, --help and --version, with 2 on a usage error. String values point into argv, which is
+// them, and for FILES and GLOB there is a note. Exits with 0 on -h, --help and --version, with 2 on a usage error. String values point into argv, which is
 // unchanged on return.
 // rest (argc) receives the arguments that are not flags, wherever they stand, and everything after "--". If it is NULL, such
 // an argument is a usage error. arguments: what the usage line of --help calls them. Returns how many there are.

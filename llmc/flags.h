@@ -147,9 +147,9 @@ static const Option shared_options[] = {
      "positions (maximum sequence length) of a new model; 0: from the descriptor", 0, 1 << 20},
 
     {OPT_SECTION, 0, NULL, "Data", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 'i', NULL, "train-data", &settings.train_data, "FILES",
+    {OPT_STR, 'i', NULL, "train-data", &settings.train_data, "GLOB",
      "token shards to train on, made by dev/data/tokenize", 0, 0},
-    {OPT_STR, 'j', NULL, "val-data", &settings.val_data, "FILES", "token shards to validate on", 0, 0},
+    {OPT_STR, 'j', NULL, "val-data", &settings.val_data, "GLOB", "token shards to validate on", 0, 0},
     {OPT_STR, 'o', NULL, "output", &settings.output, "DIR",
      "write checkpoints and logs to this directory; without it nothing is written", 0, 0},
     {OPT_INT, 'b', NULL, "batch-size", &settings.B, "sequences", "sequences per micro-batch, B", 1, 65536},
@@ -257,7 +257,7 @@ static const Option shared_options[] = {
     {OPT_BOOL, 0, NULL, "stop-at-eot", &settings.stop_at_eot, NULL, "stop at the end-of-text token", 0, 0},
 
     {OPT_SECTION, 0, NULL, "Evaluation and export", NULL, NULL, NULL, 0, 0},
-    {OPT_STR, 0, NULL, "eval", &settings.eval_data, "FILES",
+    {OPT_STR, 0, NULL, "eval", &settings.eval_data, "GLOBS",
      "evaluate the model on these files and exit: loss and perplexity of token shards, texts and JSON lines, scores on "
      "the evaluation files of dev/data/lambada, arc and hellaswag; names or quoted patterns, separated by commas",
      0, 0},
