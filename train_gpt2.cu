@@ -270,7 +270,8 @@ typedef __nv_fp8_e5m2 E5M2;
 // receives the same values in floatX. N and C are multiples of 16.
 
 // to = inp (N,C)
-template <class F> void quantize(const Fp8Tensor<F>& to, const floatX* inp, int N, int C, const Execution& exec);
+void quantize(const Fp8Tensor<E4M3>& to, const floatX* inp, int N, int C, const Execution& exec);
+void quantize(const Fp8Tensor<E5M2>& to, const floatX* inp, int N, int C, const Execution& exec);
 // to = gelu(inp)
 void quantize_gelu(const Fp8Tensor<E4M3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    const Execution& exec);
@@ -6070,8 +6071,11 @@ void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, co
     q.to.columns ? quantize5(q, source, exec, 256) : quantize3(q, source, exec, 256);
 }
 
-template <class F> void quantize(const Fp8Tensor<F>& to, const floatX* inp, int N, int C, const Execution& exec) {
-    quantize(QuantizeArgs<F>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
+}
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    const Execution& exec) {

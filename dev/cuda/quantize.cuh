@@ -147,8 +147,11 @@ void quantize(const QuantizeArgs<F>& q, const Source& source, int num_inputs, co
     q.to.columns ? quantize5(q, source, exec, 256) : quantize3(q, source, exec, 256);
 }
 
-template <class F> void quantize(const Fp8Tensor<F>& to, const floatX* inp, int N, int C, const Execution& exec) {
-    quantize(QuantizeArgs<F>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
+void quantize(const Fp8Tensor<__nv_fp8_e4m3>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e4m3>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
+}
+void quantize(const Fp8Tensor<__nv_fp8_e5m2>& to, const floatX* inp, int N, int C, const Execution& exec) {
+    quantize(QuantizeArgs<__nv_fp8_e5m2>{to, NULL, N, C}, QuantizeCopy{inp}, 1, "", exec);
 }
 void quantize_gelu(const Fp8Tensor<__nv_fp8_e4m3>& to, floatX* unquantized, const floatX* inp, int N, int C,
                    const Execution& exec) {
