@@ -697,9 +697,10 @@ static inline void training_save_anyway(Training* t) {
             rmdir(dir);
             continue;
         }
-        die("the checkpoint of step %lld was not saved to -o: %s; it is in %s instead: make room, move it to %s and "
-            "resume with -y 1",
-            (long long)t->run.step, reason.text, dir, args->output);
+        die("the checkpoint of step %lld was not saved to -o: %s; it is %s/step_%08lld instead: make room, move it "
+            "into "
+            "the directory %s and resume with -y 1",
+            (long long)t->run.step, reason.text, dir, (long long)t->run.step, args->output);
     }
     die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step,
         reason.text);
