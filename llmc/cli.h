@@ -812,10 +812,11 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
             } else {
                 cli_help(stdout, about, arguments, topic ? topic : "all", opts, n);
             }
-            exit(0);
         }
-        if (code == CLI_VERSION) {
-            cli_version(stdout);
+        if (code == CLI_VERSION) { cli_version(stdout); }
+        if (code == 'h' || code == CLI_VERSION) {
+            bool written = fflush(stdout) == 0 && !ferror(stdout);
+            if (!written) { die("cannot write the text to stdout: %s", strerror(errno)); }
             exit(0);
         }
         if (code == '?') { cli_fail_flag(token, longs); }

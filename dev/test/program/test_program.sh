@@ -1603,10 +1603,14 @@ test_progress_reaches_a_file() {
 test_output_that_cannot_be_written() {
     setup
     [ -e /dev/full ] || skip "no /dev/full"
-    local code=0
-    (cd "$world" && "$train" -e run/step_00000003 --prompt 'int ' --num-tokens 20) >/dev/full 2>"$tmp/err" || code=$?
-    want "exit code" $code 1
-    contains "No space left on device" "$tmp/err"
+    local code task
+    for task in "-e run/step_00000003 --prompt int --num-tokens 20" --help "--help all" --version; do
+        code=0
+        # shellcheck disable=SC2086
+        (cd "$world" && "$train" $task) >/dev/full 2>"$tmp/err" || code=$?
+        want "exit code ($task)" $code 1
+        want "message ($task)" "$(cat "$tmp/err")" "error: cannot write the text to stdout: No space left on device"
+    done
 }
 
 # an untrained model generates every byte; control characters such as ESC must reach a file, but not a terminal
