@@ -180,7 +180,9 @@ static inline void recipe_apply(const char* name, double num_params) {
         } else if (row->rule == RECIPE_OF_RATE) {
             double rate = as_typed(*(const float*)d->opts[cli_find("learning-rate")].value);
             snprintf(text, sizeof(text), "%.6g", rate * strtod(row->value, NULL));
+            snprintf(cli_place(), 512, "-l %g: recipe %s sets %s times that: ", rate, name, row->value);
             recipe_set(row->flag, text);
+            cli_place()[0] = '\0';
         } else {
             recipe.pending[flag] = true;
         }

@@ -228,7 +228,9 @@ static inline void training_find_checkpoint(Training* t) {
             "continue, "
             "or data to --eval");
     }
-    if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
+    if (cli_typed(&args->muon_learning_rate) && args->muon_learning_rate > 0 && !uses_muon()) {
+        die("--muon-learning-rate needs --optimizer muon");
+    }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory: give another -o", args->output);
     }

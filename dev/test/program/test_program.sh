@@ -432,6 +432,7 @@ test_resume_another_optimizer() {
 test_muon_flags() {
     usage '--optimizer' 'adamw|muon' -- --optimizer sgd
     failure '--muon-learning-rate needs --optimizer muon' -- --muon-learning-rate 0.01
+    usage '-l 60: recipe pretrain sets 2 times that: ' "--muon-learning-rate wants 0 to 100, got '120'" -- --recipe pretrain -l 60
 }
 test_resume_another_shape() {
     failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64
@@ -1437,6 +1438,8 @@ test_recipes() {
     contains "resumed at step 30 " "$tmp/out"
     good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 34
     contains "learning_rate 0.0018, was 0.001" "$tmp/out"
+    refused 1 'recipe_run/step_00000034 was saved with --optimizer muon: resume with it' -- \
+        -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 --optimizer adamw
     good -e recipe_run "${short[@]}" -i "$data" -x 1
     contains "recipe finetune: --learning-rate 0.0001 --schedule cosine --warmup 0 --final-fraction 0" "$tmp/out"
     good "${small[@]}" "${short[@]}" -i "$data" -x 1 -a 1
