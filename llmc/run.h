@@ -1094,7 +1094,7 @@ static inline int training_end(Training* t) {
     if (run_stop_signal) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
-        code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
+        code = args->output && run_stop_signal != SIGPIPE ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
     if (!args->output && !run_stop_signal && !args->profile) {
         printf("nothing was saved, because -o was not given\n");
