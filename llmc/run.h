@@ -46,6 +46,8 @@ static inline void choose_recipe(void) {
         path_set(&saved, "%s/recipe.txt", args->output);
         bool has_saved = file_exists(saved.text); // not if it began before there were recipes
         name = has_saved ? recipe_load(saved.text, args->recipe) : args->recipe ? args->recipe : "llmc";
+        path_set(&saved, "%s/config", args->output);
+        if (has_saved) { recipe_load_saving(saved.text); }
     }
     recipe_apply(name, num_params);
 }

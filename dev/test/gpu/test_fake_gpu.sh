@@ -753,7 +753,7 @@ test_batch_of_the_recipe() {
     good "a run" "$out"
     FAKE_CUDA_MEMORY=4000000000 program "$out" "${flags[@]}" -o "$out.run" -y 1 -x 2
     good "its continuation" "$out"
-    contains "recipe pretrain, as the run began: --batch-size 8 " "$out.out"
+    contains "recipe pretrain, resumed: --batch-size 8 " "$out.out"
 }
 
 # On an H100 the kernels depend on the shape. A micro-batch of training may be large enough for some that little validation data, or

@@ -1434,11 +1434,16 @@ test_recipes() {
     contains "--muon-learning-rate 0.0036" "$world/recipe_run/recipe.txt"
     want "a typed flag in the recipe's file" "$(grep -c -e --val-every "$world/recipe_run/recipe.txt")" 0
     good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 33 -l 0.001
-    contains "recipe pretrain, as the run began: --schedule wsd --warmup 2" "$tmp/out"
+    contains "recipe pretrain, resumed: --schedule wsd --warmup 2" "$tmp/out"
     contains "resumed at step 30 " "$tmp/out"
     good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 34
     contains "learning_rate 0.0018, was 0.001" "$tmp/out"
-    refused 1 'recipe_run/step_00000034 was saved with --optimizer muon: resume with it' -- \
+    # what it was told to keep stays
+    good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 38 -n 1 -nk 0
+    good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 40
+    contains "checkpoints: so that at most 10 minutes of work are lost, all are kept" "$tmp/out"
+    want "checkpoints" "$(cd "$world/recipe_run" && echo step_*)" "$(printf 'step_000000%d ' {33..40} | sed 's/ $//')"
+    refused 1 'recipe_run/step_00000040 was saved with --optimizer muon: resume with it' -- \
         -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 --optimizer adamw
     good -e recipe_run "${short[@]}" -i "$data" -x 1
     contains "recipe finetune: --learning-rate 0.0001 --schedule cosine --warmup 0 --final-fraction 0" "$tmp/out"
