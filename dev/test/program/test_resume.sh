@@ -698,6 +698,33 @@ test_owner() {
     done
 }
 
+# The directory of a run is moved away, and another run takes its name: the first run notices, writes and removes nothing there,
+# goes on, saves its last checkpoint elsewhere and ends with 1.
+test_output_goes() {
+    reference
+    local out=$tmp/moving step code=0 rescued first
+    start "$out" 1000000 -nk 3 -d 6400 # slow steps
+    first=$output
+    wait_for "a checkpoint" has_line saved "$first"
+    mv "$out" "$out.away"
+    wait_for "a warning" has "$out/run.lock: was removed while the run held its lock" "$first"
+    [ ! -e "$out" ] || fail "the run has made $out again: $(ls -A "$out")"
+    run "$out" 8 >"$tmp/second.txt" 2>&1 || fail "$(cat "$tmp/second.txt")"
+    wait_for "another warning" has "$out/run.lock: was replaced while the run held its lock" "$first"
+    kill -TERM "$pid"
+    ended SIGTERM || code=$?
+    want "exit code" $code 1
+    same_all "$out"
+    want "what the second run has left" "$(ls -A "$out" | sed 's/events.*/events/')" "$(ls -A "$tmp/reference" | sed 's/events.*/events/')"
+    rescued=$(sed -nE 's/^error: .*; it is (.*) instead: .*/\1/p' "$first")
+    step=$((10#${rescued##*_}))
+    mv "$rescued" "$out.away"
+    start "$out.away" 1000000 -nk 3 -d 6400 -y 1
+    wait_for "a checkpoint" has_line saved "$output"
+    kill_now
+    contains "resumed at step $step " "$output"
+}
+
 # if the newest checkpoint is damaged, it is reported and the one before it is used; the run ends with the same bits
 test_damaged_checkpoint() {
     reference
@@ -737,6 +764,6 @@ test_no_resume_no_overwrite() {
 }
 
 tests=(another_run_differs killed_after_each_step muon signals nohup broken_pipe file_size_limit step_is_dropped second_signal
-    kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
+    kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner output_goes damaged_checkpoint keep
     no_resume_no_overwrite kills_by_the_clock)
 run_tests "$@"
