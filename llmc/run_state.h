@@ -141,9 +141,8 @@ static inline bool run_owns(const char* out_dir, int lock, Error* err) {
     if (!run_path(&path, out_dir, "run.lock", err)) { return false; }
     bool found = stat(path.text, &named) == 0;
     if (found && fstat(lock, &held) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino) { return true; }
-    const char* what = found ? "was replaced" : errno == ENOENT ? "was removed" : strerror(errno);
-    return error_set(err, "%s: %s while the run held its lock: the directory may be another run's now", path.text,
-                     what);
+    return error_set(err, "%s, which this run has locked, %s: the directory may be another run's now", path.text,
+                     found ? "was replaced" : "is gone");
 }
 
 // ---- removing what dead runs left ---------------------------------------------------

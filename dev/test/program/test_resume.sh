@@ -707,10 +707,10 @@ test_output_goes() {
     first=$output
     wait_for "a checkpoint" has_line saved "$first"
     mv "$out" "$out.away"
-    wait_for "a warning" has "$out/run.lock: was removed while the run held its lock" "$first"
+    wait_for "a warning" has "$out/run.lock, which this run has locked, is gone" "$first"
     [ ! -e "$out" ] || fail "the run has made $out again: $(ls -A "$out")"
     run "$out" 8 >"$tmp/second.txt" 2>&1 || fail "$(cat "$tmp/second.txt")"
-    wait_for "another warning" has "$out/run.lock: was replaced while the run held its lock" "$first"
+    wait_for "another warning" has "$out/run.lock, which this run has locked, was replaced" "$first"
     kill -TERM "$pid"
     ended SIGTERM || code=$?
     want "exit code" $code 1
