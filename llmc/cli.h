@@ -75,8 +75,8 @@ static inline const char* cli_program(const char* argv0) {
     return name;
 }
 
-// What a usage error begins with: "FILE:LINE: " while a file of flags is read, "-l 60: ... " while a value is computed from
-// that flag, and "" otherwise.
+// Returns what a usage error begins with: "FILE:LINE: " while a file of flags is read, "-l 60: ... " while a value is computed
+// from that flag, and "" otherwise.
 static inline char* cli_place(void) {
     static char place[512];
     return place;

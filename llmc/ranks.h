@@ -824,8 +824,8 @@ static inline int ranks_run_once(RankGroup* g, RankStart* s, int start) {
 // When a rank ends with a nonzero code or by a signal, a line on stderr says so, the others get some time to notice
 // (notice_ms), then SIGTERM, then SIGKILL, also the processes that a rank has started. Then all are started again,
 // how->restarts times at most, with the next number in RankEnv.start; but not after a signal that asked for the end, nor after
-// a usage error (exit code 2), nor if stdout was closed (exit code 141), nor if a rank exits before rank_env_report_progress() was
-// called.
+// a usage error (exit code 2), nor if stdout was closed (exit code 141), nor if a rank exits before it called
+// rank_env_report_progress().
 //
 // Returns the exit code for main: 0 if all ranks ended with 0, else the code of the one that failed first, 128 + signal if a
 // signal ended it.

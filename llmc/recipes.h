@@ -142,7 +142,7 @@ typedef struct {
 static Recipe recipe = {"", false, {false}};
 
 static inline bool recipe_flag_is_typed(const char* flag) { return cli_defaults()->typed[cli_find(flag)]; }
-// Whether the flag is typed, or the run that resumes was given it.
+// True if the flag is typed, or if the run that is resumed had it.
 static inline bool recipe_flag_is_given(const char* flag) {
     return recipe_flag_is_typed(flag) || cli_defaults()->derived[cli_find(flag)];
 }
@@ -338,8 +338,8 @@ static inline const char* recipe_load(const char* path, const char* typed) {
     return typed ? typed : name;
 }
 
-// Takes the flags of saving from the file of all flags that the run wrote when it last began, except for flags that are typed: a
-// resumed run does not remove what it was told to keep. Called before recipe_apply().
+// Takes the flags of saving from the file of all flags that the run wrote when it last began, except for flags that are typed.
+// So a resumed run does not remove what it was told to keep. Called before recipe_apply().
 static inline void recipe_load_saving(const char* path) {
     static const char* const flags[] = {"--save-every ", "--save-minutes ", "--keep ", "--major-every "};
     char* line = NULL;

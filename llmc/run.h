@@ -633,9 +633,9 @@ static inline void training_finish_save(Training* t) {
     training_next_step(t);
 }
 
-// Nothing is saved to a directory that is no longer the one that the run has locked. Several processes save together; all of them
-// have to begin, and to take the same result from it. So process 0 also looks first whether it can write to dir: if not, it could
-// not tell the others, and they would wait. Sets the results of a save that failed.
+// True if a save may begin; otherwise sets the results of a save that failed. The directory must still be the one that the run
+// has locked. Several processes save together; all of them have to begin, and to take the same result from it. So process 0
+// also looks whether it can write there: if not, it could not tell the others, and they would wait.
 static inline bool training_can_save(Training* t) {
     Saver* s = &t->saver;
     bool ok = run_rank > 0 || run_owns(s->dir, s->lock, &s->error);

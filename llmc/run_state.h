@@ -132,8 +132,8 @@ static inline void run_sign_lock(int fd) {
     if (ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) < 0) { return; }
 }
 
-// True if out_dir/run.lock is the file that run_lock() has locked, or if there is no lock (negative). Otherwise the directory or
-// that file was removed or replaced, and what is there now may belong to another run.
+// True if out_dir/run.lock is still the file that run_lock() has locked, or if there is no lock (negative). False if the
+// directory or that file was removed or replaced: what is there now may belong to another run.
 static inline bool run_owns(const char* out_dir, int lock, Error* err) {
     Path path;
     struct stat held, named;

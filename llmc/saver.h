@@ -42,7 +42,7 @@ One thread at most; all functions are called by the thread that owns the Saver. 
 typedef struct {
     // what is saved where; set before saver_start() or saver_run(), and constant until the thread has ended
     const char* dir;
-    int lock;              // of dir, see run_owns(): nothing is removed there if another run owns it; or negative
+    int lock;              // of dir (run_lock), or negative; no checkpoint is removed without run_owns()
     int keep, major_every; // see run_prune()
     bool best;             // also mark it as the best one, see run_mark_best()
     const Tokenizer* tokenizer;

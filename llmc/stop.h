@@ -32,7 +32,7 @@ static volatile sig_atomic_t run_will_save;
 // Tells what the run still does. Called by the handler, so it only writes.
 static inline void run_tell_stop(void) {
     const char* const texts[] = {
-        run_stop_signal == SIGPIPE ? "\nstandard output was closed: stopping" : "\nstopping", ": the run finishes ",
+        run_stop_signal == SIGPIPE ? "\nstandard output was closed, stopping" : "\nstopping", ": the run finishes ",
         run_finishes, run_will_save ? ", then saves a checkpoint" : ", and saves nothing, because -o is not given",
         "; a second Ctrl-C or SIGTERM ends it at once\n"};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {

@@ -259,7 +259,7 @@ test_broken_pipe() {
     code=${PIPESTATUS[0]}
     [ -n "$(newest "$out")" ] || fail "no checkpoint: $(ls "$out")"
     want "exit code" $code 141
-    contains "standard output was closed: stopping: the run finishes " "$out.err"
+    contains "standard output was closed, stopping: the run finishes " "$out.err"
     same_as_straight "$out"
 }
 same_as_straight() { # OUT: its newest checkpoint is that of an uninterrupted run

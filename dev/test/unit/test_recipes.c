@@ -181,7 +181,7 @@ static void test_saved(void) {
               "  --sample-every 1000 --save-minutes 10 --keep 2\n");
 }
 
-// A resumed run saves and keeps as the run was told when it last began, unless it is told otherwise; the recipe adds nothing to -n.
+// A resumed run saves and keeps as the run was told when it last began, unless it is told otherwise.
 static void test_saving(void) {
     Error err;
     char config[300];
