@@ -2633,7 +2633,9 @@ static void save_checkpoint(Trainer* t, bool last) {
     training_finish_save(&t->job);
     bool unsaved = is_rank0() && training_is_unsaved(&t->job);
     if (!ranks_agree(0, false, unsaved, 0).due) { return; }
-    if (is_rank0()) { choices_save(t->model.exec, args->output), save_overlap(args->output); }
+    if (is_rank0() && run_owns(args->output, t->job.saver.lock, NULL)) {
+        choices_save(t->model.exec, args->output), save_overlap(args->output);
+    }
     allocate_buffer(t);
     copy_parts(t);
     t->job.run.num_fp8 = download_fp8(&t->model, t->job.run.fp8_largest);

@@ -75,7 +75,8 @@ static inline const char* cli_program(const char* argv0) {
     return name;
 }
 
-// "FILE:LINE: " while a file of flags is read, and "" otherwise.
+// Returns what a usage error begins with: "FILE:LINE: " while a file of flags is read, "-l 60: ... " while a value is computed
+// from that flag, and "" otherwise.
 static inline char* cli_place(void) {
     static char place[512];
     return place;
@@ -813,10 +814,11 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
             } else {
                 cli_help(stdout, about, arguments, topic ? topic : "all", opts, n);
             }
-            exit(0);
         }
-        if (code == CLI_VERSION) {
-            cli_version(stdout);
+        if (code == CLI_VERSION) { cli_version(stdout); }
+        if (code == 'h' || code == CLI_VERSION) {
+            bool written = fflush(stdout) == 0 && !ferror(stdout);
+            if (!written) { die("cannot write the text to stdout: %s", strerror(errno)); }
             exit(0);
         }
         if (code == '?') { cli_fail_flag(token, longs); }

@@ -788,6 +788,7 @@ static inline bool ranks_may_restart(const RankGroup* g, int start) {
     if (g->how->restarts == 0 || g->stop || asked) { return false; }
     if (g->phase > RANKS_KILL) { reason = "a rank of the last start is still there"; }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 2) { reason = "exit code 2 is a usage error"; }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGPIPE) { reason = "standard output was closed"; }
     if (WIFEXITED(status) && !g->progressed && !reason) { reason = "it failed before the first step was done"; }
     if (start >= g->how->restarts && !reason) { reason = "all restarts are used up"; }
     if (reason) { print_line(stderr, "error: not started again: %s", reason); }
@@ -823,7 +824,8 @@ static inline int ranks_run_once(RankGroup* g, RankStart* s, int start) {
 // When a rank ends with a nonzero code or by a signal, a line on stderr says so, the others get some time to notice
 // (notice_ms), then SIGTERM, then SIGKILL, also the processes that a rank has started. Then all are started again,
 // how->restarts times at most, with the next number in RankEnv.start; but not after a signal that asked for the end, nor after
-// a usage error (exit code 2), nor if a rank exits before rank_env_report_progress() was called.
+// a usage error (exit code 2), nor if stdout was closed (exit code 141), nor if a rank exits before it called
+// rank_env_report_progress().
 //
 // Returns the exit code for main: 0 if all ranks ended with 0, else the code of the one that failed first, 128 + signal if a
 // signal ended it.

@@ -142,6 +142,10 @@ typedef struct {
 static Recipe recipe = {"", false, {false}};
 
 static inline bool recipe_flag_is_typed(const char* flag) { return cli_defaults()->typed[cli_find(flag)]; }
+// True if the flag is typed, or if the run that is resumed had it.
+static inline bool recipe_flag_is_given(const char* flag) {
+    return recipe_flag_is_typed(flag) || cli_defaults()->derived[cli_find(flag)];
+}
 
 // Sets the flag, unless it is typed.
 static inline void recipe_set(const char* flag, const char* value) {
@@ -159,7 +163,7 @@ static inline bool recipe_row_applies(const RecipeRow* row, double num_params) {
     const char* optimizer = *(const char* const*)cli_defaults()->opts[cli_find("optimizer")].value;
     return strcmp(row->recipe, recipe.name) == 0 && (row->most_params == 0 || num_params <= row->most_params) &&
            (!row->optimizer || strcmp(optimizer, row->optimizer) == 0) &&
-           (!row->with || recipe_flag_is_typed(row->with)) && (!row->without || !recipe_flag_is_typed(row->without));
+           (!row->with || recipe_flag_is_given(row->with)) && (!row->without || !recipe_flag_is_given(row->without));
 }
 
 // Applies a recipe to a model of num_params parameters, as far as it is known now. Flags that are typed or loaded stay. name: one
@@ -180,7 +184,9 @@ static inline void recipe_apply(const char* name, double num_params) {
         } else if (row->rule == RECIPE_OF_RATE) {
             double rate = as_typed(*(const float*)d->opts[cli_find("learning-rate")].value);
             snprintf(text, sizeof(text), "%.6g", rate * strtod(row->value, NULL));
+            snprintf(cli_place(), 512, "-l %g: recipe %s sets %s times that: ", rate, name, row->value);
             recipe_set(row->flag, text);
+            cli_place()[0] = '\0';
         } else {
             recipe.pending[flag] = true;
         }
@@ -332,13 +338,31 @@ static inline const char* recipe_load(const char* path, const char* typed) {
     return typed ? typed : name;
 }
 
+// Takes the flags of saving from the file of all flags that the run wrote when it last began, except for flags that are typed.
+// So a resumed run does not remove what it was told to keep. Called before recipe_apply().
+static inline void recipe_load_saving(const char* path) {
+    static const char* const flags[] = {"--save-every ", "--save-minutes ", "--keep ", "--major-every "};
+    char* line = NULL;
+    size_t size = 0;
+    FILE* f = fopen(path, "r");
+    snprintf(cli_place(), 512, "%.480s: ", path);
+    while (f && getline(&line, &size, f) >= 0) {
+        line[strcspn(line, "\n")] = '\0';
+        for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+            if (strncmp(line, flags[i], strlen(flags[i])) == 0) { recipe_load_line(line); }
+        }
+    }
+    cli_place()[0] = '\0';
+    free(line);
+    if (f) { fclose(f); }
+}
+
 // Prints which values come from the recipe, as flags.
 static inline void recipe_print(FILE* f) {
     const CliDefaults* d = cli_defaults();
     char text[CLI_MAX * (CLI_NAME_MAX + 64)], value[1024];
     if (!recipe.name[0]) { return; }
-    int n = snprintf(text, sizeof(text), "recipe %s%s:", recipe.name, recipe.loaded ? ", as the run began" : ""),
-        start = n;
+    int n = snprintf(text, sizeof(text), "recipe %s%s:", recipe.name, recipe.loaded ? ", resumed" : ""), start = n;
     for (int i = 0; i < d->n; i++) {
         if (!d->derived[i] || strcmp(d->opts[i].name, "recipe") == 0) { continue; }
         cli_format_value(value, sizeof(value), &d->opts[i], i, false);

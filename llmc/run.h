@@ -46,6 +46,8 @@ static inline void choose_recipe(void) {
         path_set(&saved, "%s/recipe.txt", args->output);
         bool has_saved = file_exists(saved.text); // not if it began before there were recipes
         name = has_saved ? recipe_load(saved.text, args->recipe) : args->recipe ? args->recipe : "llmc";
+        path_set(&saved, "%s/config", args->output);
+        if (has_saved) { recipe_load_saving(saved.text); }
     }
     recipe_apply(name, num_params);
 }
@@ -192,13 +194,12 @@ typedef struct {
     int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
     double kept_val_loss;     // of the checkpoint that --keep-best has marked; infinite before the first one
     int64_t best_step;        // the step with the lowest validation loss, if --keep-best is to save it; -1: none
-    Saver saver;              // writes the checkpoints
+    Saver saver;              // writes the checkpoints, and has the lock of -o
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
     int failed_saves;
     double clock_rate; // --save-minutes: the clock's seconds in a second, 1 but in tests
     double taken_s;  // on that clock: when the weights of the newest save were taken; before, the start of this process
-    int lock;        // the descriptor that locks -o (run_lock), or negative
     Path checkpoint; // path of the checkpoint that the run resumes from; "" for a new run
     int nonfinite_in_a_row;
     int64_t first_step, first_skipped; // of this process: run.step and run.skipped_steps when it began
@@ -213,7 +214,7 @@ typedef struct {
 // A run of which nothing is known yet.
 static inline void training_clear(Training* t) {
     memset(t, 0, sizeof(*t));
-    t->lock = -1;
+    t->saver.lock = -1;
     t->tasks_step = t->saved_step = t->best_step = -1;
     t->val_loss = NAN;
 }
@@ -228,7 +229,9 @@ static inline void training_find_checkpoint(Training* t) {
             "continue, "
             "or data to --eval");
     }
-    if (args->muon_learning_rate > 0 && !uses_muon()) { die("--muon-learning-rate needs --optimizer muon"); }
+    if (cli_typed(&args->muon_learning_rate) && args->muon_learning_rate > 0 && !uses_muon()) {
+        die("--muon-learning-rate needs --optimizer muon");
+    }
     if (args->output && file_exists(args->output) && !is_directory(args->output)) {
         die("-o %s: exists and is not a directory: give another -o", args->output);
     }
@@ -237,8 +240,8 @@ static inline void training_find_checkpoint(Training* t) {
             args->output);
     }
     if (args->output && is_directory(args->output)) {
-        t->lock = run_lock(args->output, &err);
-        if (t->lock == -1) { die("-o %s", err.text); }
+        t->saver.lock = run_lock(args->output, &err);
+        if (t->saver.lock == -1) { die("-o %s", err.text); }
         // must come before the search, because it may restore a checkpoint that an interrupted save had renamed
         if (!run_remove_leftovers(args->output, &err)) { die("%s", err.text); }
     }
@@ -505,15 +508,16 @@ static inline void training_announce_saves(const GPT2Config* config) {
 // Creates the -o directory of a new run if necessary, and becomes its owner.
 static inline void training_own_output(Training* t) {
     Error err;
-    if (!make_directories(args->output, &err)) { die("-o %s", err.text); }
-    if (t->lock == -1) { // the directory did not exist when the run started, so another run may have created it
-        t->lock = run_lock(args->output, &err);
-        if (t->lock == -1) { die("-o %s", err.text); }
+    bool ours = run_owns(args->output, t->saver.lock, &err) && make_directories(args->output, &err);
+    if (!ours) { die("-o %s", err.text); }
+    if (t->saver.lock == -1) { // the directory did not exist when the run started, so another run may have created it
+        t->saver.lock = run_lock(args->output, &err);
+        if (t->saver.lock == -1) { die("-o %s", err.text); }
         if (run_has_checkpoints(args->output)) {
             die("%s now holds checkpoints of a run that started at the same time: give another -o", args->output);
         }
     }
-    run_sign_lock(t->lock);
+    run_sign_lock(t->saver.lock);
     save_recipe();
 }
 
@@ -629,13 +633,16 @@ static inline void training_finish_save(Training* t) {
     training_next_step(t);
 }
 
-// Several processes save together; all of them have to begin, and to take the same result from it. So process 0 looks first
-// whether it can write to dir: if not, it could not tell the others, and they would wait. Sets the results of a save that failed.
+// True if a save may begin; otherwise sets the results of a save that failed. The directory must still be the one that the run
+// has locked. Several processes save together; all of them have to begin, and to take the same result from it. So process 0
+// also looks whether it can write there: if not, it could not tell the others, and they would wait.
 static inline bool training_can_save(Training* t) {
     Saver* s = &t->saver;
-    if (!from_rank0) { return true; }
-    bool ok = run_rank > 0 || run_can_begin(s->dir, &s->error);
-    from_rank0(&ok, sizeof(ok));
+    bool ok = run_rank > 0 || run_owns(s->dir, s->lock, &s->error);
+    if (from_rank0) {
+        ok = ok && (run_rank > 0 || run_can_begin(s->dir, &s->error));
+        from_rank0(&ok, sizeof(ok));
+    }
     if (ok) { return true; }
     if (run_rank > 0) { error_set(&s->error, "%s: rank 0 cannot write there", s->dir); }
     s->saved = false;
@@ -671,7 +678,9 @@ static inline void training_save_anyway(Training* t) {
         fprintf(stderr, "warning: the last checkpoint, of step %lld, was not saved: %s; trying again for %.0f s\n",
                 (long long)t->run.step, reason.text, wait_ms * 1e-3);
     }
-    if (args->keep > 1 && run_rank == 0) { run_prune(args->output, args->keep - 1, args->major_every, &ignored); }
+    if (args->keep > 1 && run_rank == 0 && run_owns(args->output, s->lock, &ignored)) {
+        run_prune(args->output, args->keep - 1, args->major_every, &ignored);
+    }
     for (bool again = true; again;) {
         training_save_now(t);
         if (s->saved) {
@@ -684,6 +693,7 @@ static inline void training_save_anyway(Training* t) {
     }
     reason = s->error;
     s->ranks.limit_ms = 30e3; // a directory that other hosts do not see is not waited for any longer
+    s->lock = -1;
     const char* const places[] = {getenv("TMPDIR"), "/tmp", "/var/tmp", getenv("HOME"), "."};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         char dir[4000] = "";
@@ -697,9 +707,9 @@ static inline void training_save_anyway(Training* t) {
             rmdir(dir);
             continue;
         }
-        die("the checkpoint of step %lld was not saved to -o: %s; it is in %s instead: make room, move it to %s and "
-            "resume with -y 1",
-            (long long)t->run.step, reason.text, dir, args->output);
+        die("the checkpoint of step %lld was not saved to -o: %s; it is %s/step_%08lld instead: move it into the "
+            "directory %s and resume with -y 1",
+            (long long)t->run.step, reason.text, dir, (long long)t->run.step, args->output);
     }
     die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step,
         reason.text);
@@ -1091,7 +1101,7 @@ static inline int training_end(Training* t) {
     if (run_stop_signal) {
         printf("%s: stopped after step %lld; %s\n", strsignal(run_stop_signal), (long long)t->run.step,
                args->output ? "to resume, use the same flags and -y 1" : "nothing saved, because -o was not given");
-        code = args->output ? EXIT_SUCCESS : 128 + run_stop_signal;
+        code = args->output && run_stop_signal != SIGPIPE ? EXIT_SUCCESS : 128 + run_stop_signal;
     }
     if (!args->output && !run_stop_signal && !args->profile) {
         printf("nothing was saved, because -o was not given\n");

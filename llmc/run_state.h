@@ -132,6 +132,19 @@ static inline void run_sign_lock(int fd) {
     if (ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) < 0) { return; }
 }
 
+// True if out_dir/run.lock is still the file that run_lock() has locked, or if there is no lock (negative). False if the
+// directory or that file was removed or replaced: what is there now may belong to another run.
+static inline bool run_owns(const char* out_dir, int lock, Error* err) {
+    Path path;
+    struct stat held, named;
+    if (lock < 0) { return true; }
+    if (!run_path(&path, out_dir, "run.lock", err)) { return false; }
+    bool found = stat(path.text, &named) == 0;
+    if (found && fstat(lock, &held) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino) { return true; }
+    return error_set(err, "%s, which this run has locked, %s: the directory may be another run's now", path.text,
+                     found ? "was replaced" : "is gone");
+}
+
 // ---- removing what dead runs left ---------------------------------------------------
 
 // Removes a directory that contains only plain files. Succeeds if the directory does not exist.

@@ -2,7 +2,7 @@
 Asynchronous checkpoints: the training waits only until its weights and moments are copied; a thread writes the copy,
 syncs and renames it, and removes old checkpoints, while the next steps are computed.
 
-    Saver saver = {.dir = "log", .keep = 5, .tokenizer = &tokenizer};
+    Saver saver = {.dir = "log", .lock = -1, .keep = 5, .tokenizer = &tokenizer};
     saver_allocate(&saver, num_parameters(&config));  // or leave saver.copy NULL and use saver_run() alone
     for (...) {
         ... one step ...
@@ -42,6 +42,7 @@ One thread at most; all functions are called by the thread that owns the Saver. 
 typedef struct {
     // what is saved where; set before saver_start() or saver_run(), and constant until the thread has ended
     const char* dir;
+    int lock;              // of dir (run_lock), or negative; no checkpoint is removed without run_owns()
     int keep, major_every; // see run_prune()
     bool best;             // also mark it as the best one, see run_mark_best()
     const Tokenizer* tokenizer;
@@ -73,7 +74,9 @@ static inline void saver_run(Saver* s) {
     }
     if (s->saved && s->best && first) { s->saved = run_mark_best(s->dir, s->state.step, &s->error); }
     s->ms = time_ms() - start;
-    s->pruned = !s->saved || !first || run_prune(s->dir, s->keep, s->major_every, &s->prune_error);
+    s->pruned =
+        !s->saved || !first ||
+        (run_owns(s->dir, s->lock, &s->prune_error) && run_prune(s->dir, s->keep, s->major_every, &s->prune_error));
 }
 
 static inline void* saver_thread(void* arg) {

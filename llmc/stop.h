@@ -31,10 +31,10 @@ static volatile sig_atomic_t run_will_save;
 
 // Tells what the run still does. Called by the handler, so it only writes.
 static inline void run_tell_stop(void) {
-    const char* const texts[] = {"\nstopping: the run finishes ", run_finishes,
-                                 run_will_save ? ", then saves a checkpoint"
-                                               : ", and saves nothing, because -o is not given",
-                                 "; a second Ctrl-C or SIGTERM ends it at once\n"};
+    const char* const texts[] = {
+        run_stop_signal == SIGPIPE ? "\nstandard output was closed, stopping" : "\nstopping", ": the run finishes ",
+        run_finishes, run_will_save ? ", then saves a checkpoint" : ", and saves nothing, because -o is not given",
+        "; a second Ctrl-C or SIGTERM ends it at once\n"};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         if (write(STDERR_FILENO, texts[i], strlen(texts[i])) < 0) { return; } // the run stops without the message
     }
@@ -60,7 +60,7 @@ static inline void run_heed_interrupt(void) { require(signal(SIGINT, SIG_DFL) !=
 //     SIGINT, SIGTERM
 //     SIGHUP            the terminal was closed; unless it is ignored, as under nohup
 //     SIGUSR1           sent by Slurm and other schedulers before the time is up
-//     SIGPIPE           nobody reads stdout any more
+//     SIGPIPE           nobody reads stdout any more; the exit code is then 141, as that of other programs
 // SIGXFSZ, the limit on file sizes, is ignored: the write fails instead. SA_RESTART: interrupted system calls are
 // restarted, so a signal during a save does not make the save fail.
 static inline void run_install_signal_handlers(void) {

@@ -84,7 +84,7 @@ test_recipe() {
         good "$steps steps" "$out"
         contains "--batch-size 16 --learning-rate 0.0018 " "$out.out"
     done
-    contains "recipe pretrain, as the run began" "$out.out"
+    contains "recipe pretrain, resumed" "$out.out"
     contains "resumed at step 4 " "$out.out"
 }
 

@@ -447,6 +447,7 @@ test_resume_another_optimizer() {
 test_muon_flags() {
     usage '--optimizer' 'adamw|muon' -- --optimizer sgd
     failure '--muon-learning-rate needs --optimizer muon' -- --muon-learning-rate 0.01
+    usage '-l 60: recipe pretrain sets 2 times that: ' "--muon-learning-rate wants 0 to 100, got '120'" -- --recipe pretrain -l 60
 }
 test_resume_another_shape() {
     failure '--channels' 'run/step_00000003' -- -o run -y 1 --channels 64
@@ -1454,10 +1455,17 @@ test_recipes() {
     contains "--muon-learning-rate 0.0036" "$world/recipe_run/recipe.txt"
     want "a typed flag in the recipe's file" "$(grep -c -e --val-every "$world/recipe_run/recipe.txt")" 0
     good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 33 -l 0.001
-    contains "recipe pretrain, as the run began: --schedule wsd --warmup 2" "$tmp/out"
+    contains "recipe pretrain, resumed: --schedule wsd --warmup 2" "$tmp/out"
     contains "resumed at step 30 " "$tmp/out"
     good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 34
     contains "learning_rate 0.0018, was 0.001" "$tmp/out"
+    # what it was told to keep stays
+    good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 38 -n 1 -nk 0
+    good -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 -x 40
+    contains "checkpoints: so that at most 10 minutes of work are lost, all are kept" "$tmp/out"
+    want "checkpoints" "$(cd "$world/recipe_run" && echo step_*)" "$(printf 'step_000000%d ' {33..40} | sed 's/ $//')"
+    refused 1 'recipe_run/step_00000040 was saved with --optimizer muon: resume with it' -- \
+        -e d6 "${short[@]}" -i "$data" -o recipe_run -y 1 --optimizer adamw
     good -e recipe_run "${short[@]}" -i "$data" -x 1
     contains "recipe finetune: --learning-rate 0.0001 --schedule cosine --warmup 0 --final-fraction 0" "$tmp/out"
     good "${small[@]}" "${short[@]}" -i "$data" -x 1 -a 1
@@ -1624,10 +1632,14 @@ test_progress_reaches_a_file() {
 test_output_that_cannot_be_written() {
     setup
     [ -e /dev/full ] || skip "no /dev/full"
-    local code=0
-    (cd "$world" && "$train" -e run/step_00000003 --prompt 'int ' --num-tokens 20) >/dev/full 2>"$tmp/err" || code=$?
-    want "exit code" $code 1
-    contains "No space left on device" "$tmp/err"
+    local code task
+    for task in "-e run/step_00000003 --prompt int --num-tokens 20" --help "--help all" --version; do
+        code=0
+        # shellcheck disable=SC2086
+        (cd "$world" && "$train" $task) >/dev/full 2>"$tmp/err" || code=$?
+        want "exit code ($task)" $code 1
+        want "message ($task)" "$(cat "$tmp/err")" "error: cannot write the text to stdout: No space left on device"
+    done
 }
 
 # an untrained model generates every byte; control characters such as ESC must reach a file, but not a terminal

@@ -209,8 +209,8 @@ test_muon() {
     done
 }
 
-# every signal that asks for an end: the program saves the last complete step and exits 0; the resumed run ends with the
-# same bits
+# every signal that asks for an end: the program saves the last complete step and exits 0, but 141 if its output was closed; the
+# resumed run ends with the same bits
 test_signals() {
     reference
     local signal out k code
@@ -221,7 +221,7 @@ test_signals() {
         kill -$signal "$pid"
         code=0
         wait "$pid" || code=$?
-        want "exit code after SIG$signal" $code 0
+        want "exit code after SIG$signal" $code $([ $signal = PIPE ] && echo 141 || echo 0)
         k=$(newest "$out")
         [ "${k:-0}" -ge 5 ] || fail "SIG$signal: no checkpoint: $(ls "$out")"
         want "steps in the log" "$(grep -c '"type":"train"' "$out/log.jsonl")" "$k"
@@ -253,11 +253,13 @@ test_nohup() {
 # nobody reads the output any more: the run is saved
 test_broken_pipe() {
     reference
-    local out=$tmp/pipe codes
+    local out=$tmp/pipe code
     set_flags "$out" 1000000 -n 0
-    { "$train" "${flags[@]}" 2>"$out.err" || echo $? >"$out.code"; } | head -n 60 >"$out.txt"
-    for ((i = 0; i < 500; i++)); do [ -n "$(newest "$out")" ] && break || sleep 0.02; done
+    "$train" "${flags[@]}" 2>"$out.err" | head -n 60 >"$out.txt"
+    code=${PIPESTATUS[0]}
     [ -n "$(newest "$out")" ] || fail "no checkpoint: $(ls "$out")"
+    want "exit code" $code 141
+    contains "standard output was closed, stopping: the run finishes " "$out.err"
     same_as_straight "$out"
 }
 same_as_straight() { # OUT: its newest checkpoint is that of an uninterrupted run
@@ -394,7 +396,7 @@ test_random_ends() {
         count=$(grep -ac '"type":"train"' "$out/log.jsonl" || true)
         if [ "$signal" = KILL ]; then
             [ "${saved:-0}" -ge "$last" ] || fail "end $i: the newest is step $saved, it was $last"
-        elif [ $code -ne 0 ]; then # in the first moments, before the handlers are installed
+        elif [ $code -ne 0 ] && ! grep -q "standard output was closed" "$output"; then # at first there are no handlers
             [ $code -gt 128 ] && [ "${saved:-0}" -eq "$last" ] || fail "end $i: SIG$signal gives $code: $(tail -n 1 "$output")"
         else
             want "end $i (SIG$signal): the newest checkpoint" "${saved:-0}" "$count"
@@ -567,11 +569,16 @@ test_full_disk() {
         want "warnings" "$(grep -c "^warning: the checkpoint of step [3-7] was not saved" "$tmp/disk.err")" 5
         want "errors" "$(grep -c "^error: " "$tmp/disk.err")" 1
         same "$TMPDIR"/train_gpt2_rescue_* 8
-        rm -r "$TMPDIR"/train_gpt2_rescue_*
         mount -o remount,size=100m "$tmp/disk"
+        cp -r "$tmp/disk/log" "$tmp/disk/rescued"
         run "$tmp/disk/log" 8 -y 1 >"$tmp/disk.out" 2>&1
         grep -q "resumed at step 2 " "$tmp/disk.out"
-        same "$tmp/disk/log" 8'
+        same "$tmp/disk/log" 8
+        # what the error names is the checkpoint itself
+        mv "$(sed -nE "s/^error: .*; it is (.*) instead: .*/\1/p" "$tmp/disk.err")" "$tmp/disk/rescued"
+        run "$tmp/disk/rescued" 8 -y 1 >"$tmp/disk.out" 2>&1
+        contains "resumed at step 8 " "$tmp/disk.out"
+        rmdir "$TMPDIR"/train_gpt2_rescue_*'
 }
 
 # a file system that is full for a while: the saves of that time fail, the run goes on, and the next save succeeds
@@ -691,6 +698,33 @@ test_owner() {
     done
 }
 
+# The directory of a run is moved away, and another run takes its name: the first run notices, writes and removes nothing there,
+# goes on, saves its last checkpoint elsewhere and ends with 1.
+test_output_goes() {
+    reference
+    local out=$tmp/moving step code=0 rescued first
+    start "$out" 1000000 -nk 3 -d 6400 # slow steps
+    first=$output
+    wait_for "a checkpoint" has_line saved "$first"
+    mv "$out" "$out.away"
+    wait_for "a warning" has "$out/run.lock, which this run has locked, is gone" "$first"
+    [ ! -e "$out" ] || fail "the run has made $out again: $(ls -A "$out")"
+    run "$out" 8 >"$tmp/second.txt" 2>&1 || fail "$(cat "$tmp/second.txt")"
+    wait_for "another warning" has "$out/run.lock, which this run has locked, was replaced" "$first"
+    kill -TERM "$pid"
+    ended SIGTERM || code=$?
+    want "exit code" $code 1
+    same_all "$out"
+    want "what the second run has left" "$(ls -A "$out" | sed 's/events.*/events/')" "$(ls -A "$tmp/reference" | sed 's/events.*/events/')"
+    rescued=$(sed -nE 's/^error: .*; it is (.*) instead: .*/\1/p' "$first")
+    step=$((10#${rescued##*_}))
+    mv "$rescued" "$out.away"
+    start "$out.away" 1000000 -nk 3 -d 6400 -y 1
+    wait_for "a checkpoint" has_line saved "$output"
+    kill_now
+    contains "resumed at step $step " "$output"
+}
+
 # if the newest checkpoint is damaged, it is reported and the one before it is used; the run ends with the same bits
 test_damaged_checkpoint() {
     reference
@@ -730,6 +764,6 @@ test_no_resume_no_overwrite() {
 }
 
 tests=(another_run_differs killed_after_each_step muon signals nohup broken_pipe file_size_limit step_is_dropped second_signal
-    kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner damaged_checkpoint keep
+    kill_at_random_moments random_ends failing_writes failing_writes_beside_the_run asynchronous full_disk disk_full_for_a_while data_goes owner output_goes damaged_checkpoint keep
     no_resume_no_overwrite kills_by_the_clock)
 run_tests "$@"

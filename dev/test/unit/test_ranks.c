@@ -562,6 +562,9 @@ static void test_no_restart(void) {
     run(&r, "2|5|1000|1000|1:report,exit 2|*:none");
     ended(&r, 2, "error: not started again: exit code 2 is a usage error", "");
     check(count(r.log, "start ") == 2);
+    run(&r, "2|5|1000|1000|1:report,exit 141|*:none");
+    ended(&r, 141, "error: not started again: standard output was closed", "");
+    check(count(r.log, "start ") == 2);
     run(&r, "2|5|1000|1000|1:exit 1|*:none");
     ended(&r, 1, "error: not started again: it failed before the first step was done", "");
     check(count(r.log, "start ") == 2);
@@ -863,7 +866,7 @@ static const Test tests[] = {
     {"ctrl_z", "stops the ranks, fg continues them", test_ctrl_z},
     {"restarts_succeed", "at the third start", test_restarts_succeed},
     {"restarts_exhausted", "the last code counts", test_restarts_exhausted},
-    {"no_restart", "usage errors, no progress", test_no_restart},
+    {"no_restart", "usage errors, a closed output, no progress", test_no_restart},
     {"no_restart_after_a_signal", "that asked for the end", test_no_restart_after_a_signal},
     {"program_replaced", "a restart runs the same program", test_program_replaced},
     {"nobody_reads_stderr", "a broken pipe changes nothing", test_nobody_reads_stderr},

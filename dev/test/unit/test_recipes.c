@@ -176,9 +176,30 @@ static void test_saved(void) {
     recipe_print(stdout);
     capture_end();
     check_str(printed,
-              "recipe pretrain, as the run began: --batch-size 16 --learning-rate 0.0018 --warmup 70\n"
-              "  --final-fraction 0 --weight-decay 0.1 --optimizer muon --muon-learning-rate 0.0036 --val-every 250\n"
-              "  --val-steps 40 --sample-every 1000 --save-minutes 10 --keep 2\n");
+              "recipe pretrain, resumed: --batch-size 16 --learning-rate 0.0018 --warmup 70 --final-fraction 0\n"
+              "  --weight-decay 0.1 --optimizer muon --muon-learning-rate 0.0036 --val-every 250 --val-steps 40\n"
+              "  --sample-every 1000 --save-minutes 10 --keep 2\n");
+}
+
+// A resumed run saves and keeps as the run was told when it last began, unless it is told otherwise.
+static void test_saving(void) {
+    Error err;
+    char config[300];
+    snprintf(config, sizeof(config), "%s/saving", test_dir());
+    apply("-o log -n 10 -nk 0 -nm 50 -l 0.1", "pretrain", 124e6);
+    check(recipe_write_flags(config, true, "all", "", &err));
+    const char* lines[] = {"-o log -y 1", "-o log -y 1 -nk 3"};
+    for (int i = 0; i < 2; i++) {
+        parse(lines[i]);
+        recipe_load_saving(config);
+        recipe_apply("pretrain", 124e6);
+        check(settings.save_every == 10 && settings.keep == (i == 0 ? 0 : 3) && settings.major_every == 50);
+        check(settings.save_minutes == 0 && as_typed(settings.learning_rate) == 1.8e-3);
+    }
+    parse("-o log -y 1"); // a run that has left no such file
+    recipe_load_saving("nowhere");
+    recipe_apply("pretrain", 124e6);
+    check(settings.save_minutes == 10 && settings.keep == 2);
 }
 
 // A file of flags as a user writes it, and its mistakes: each is one line that names the file and the line, and exit code 2.
@@ -250,6 +271,7 @@ int main(int argc, char** argv) {
         {"settle", "values that depend on the length of the run", test_settle},
         {"batch", "the micro-batch by -d, data and ranks", test_batch},
         {"saved", "what a run saves repeats it, and is kept when it resumes", test_saved},
+        {"saving", "a resumed run keeps what it was told to keep", test_saving},
         {"config", "a file of flags, and its mistakes", test_config},
         {"help", "--help says what the table says", test_help},
     };

@@ -876,6 +876,7 @@ static void test_savers(void) {
             RunRank ranks = {r, RANKS, 77 + (uint64_t)attempt, 60000.0, &stop, NULL};
             memset(&savers[r], 0, sizeof(savers[r]));
             savers[r].dir = dir;
+            savers[r].lock = -1;
             savers[r].keep = r == 0 ? 2 : 1; // only that of rank 0 counts
             savers[r].best = true;
             savers[r].state = run.state;
