@@ -779,6 +779,21 @@ static inline char* cli_rewrite(char* token, const Option* opts, int n, const st
     return token;
 }
 
+// Ends the program after the help or the version: with 1 if stdout cannot take the text.
+__attribute__((noreturn)) static inline void cli_end(void) {
+    bool written = fflush(stdout) == 0 && !ferror(stdout);
+    if (!written) { die("cannot write the text to stdout: %s", strerror(errno)); }
+    exit(0);
+}
+
+// Called for a flag that is given a second time: notes which files are not used, if it names files.
+static inline void cli_note_again(const Option* o, const char* arg) {
+    if (o->type != OPT_STR || !o->unit || (strncmp(o->unit, "FILES", 5) != 0 && strncmp(o->unit, "GLOB", 4) != 0)) {
+        return;
+    }
+    print_line(stderr, "note: --%s is given twice: '%s' is used, '%s' is not", o->name, arg, *(const char**)o->value);
+}
+
 // Does the work of cli_parse_arguments(), on top of the values that the variables have.
 static inline int cli_parse_more(int argc, char** argv, const char* about, const Option* opts, int n,
                                  const char* arguments, const char** rest) {
@@ -814,12 +829,11 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
             } else {
                 cli_help(stdout, about, arguments, topic ? topic : "all", opts, n);
             }
+            cli_end();
         }
-        if (code == CLI_VERSION) { cli_version(stdout); }
-        if (code == 'h' || code == CLI_VERSION) {
-            bool written = fflush(stdout) == 0 && !ferror(stdout);
-            if (!written) { die("cannot write the text to stdout: %s", strerror(errno)); }
-            exit(0);
+        if (code == CLI_VERSION) {
+            cli_version(stdout);
+            cli_end();
         }
         if (code == '?') { cli_fail_flag(token, longs); }
         if (code == ':') { cli_fail("flag '%s' wants a value, see %s --help", token, cli_program(NULL)); }
@@ -827,11 +841,7 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
         while (code >= CLI_CODE ? i != (code - CLI_CODE) / 2 : opts[i].type == OPT_SECTION || opts[i].letter != code) {
             i++;
         }
-        bool files = opts[i].unit && (!strncmp(opts[i].unit, "FILES", 5) || !strncmp(opts[i].unit, "GLOB", 4));
-        if (given[i] && files) {
-            print_line(stderr, "note: --%s is given twice: '%s' counts, not '%s'", opts[i].name, optarg,
-                       *(const char**)opts[i].value);
-        }
+        if (given[i]) { cli_note_again(&opts[i], optarg); }
         cli_defaults()->typed[i] = given[i] = true;
         if (opts[i].type == OPT_BOOL && !optarg) {
             bool no = code >= CLI_CODE && (code - CLI_CODE) % 2 == 1;
@@ -847,8 +857,8 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
 }
 
 // Parses argv into the variables of the table. If a flag is given twice, the last value counts; an OPT_LIST keeps all of
-// them, and for FILES and GLOB there is a note. Exits with 0 on -h, --help and --version, with 2 on a usage error. String values point into argv, which is
-// unchanged on return.
+// them, and a repeated FILES or GLOB flag is noted. Exits with 0 on -h, --help and --version, with 2 on a usage error.
+// String values point into argv, which is unchanged on return.
 // rest (argc) receives the arguments that are not flags, wherever they stand, and everything after "--". If it is NULL, such
 // an argument is a usage error. arguments: what the usage line of --help calls them. Returns how many there are.
 static inline int cli_parse_arguments(int argc, char** argv, const char* about, const Option* opts, int n,

@@ -494,10 +494,10 @@ static inline uint64_t dataloader_add_fingerprint(uint64_t fingerprint, const ui
     return splitmix64(fingerprint ^ crc);
 }
 
-// Returns what lets a batch fit into a shard of n tokens, into which it does not fit now.
+// Returns advice for a batch that does not fit into a shard of n tokens.
 static inline const char* dataloader_advice(const DataLoader* d, int64_t n) {
     int64_t ranks = d->num_ranks;
-    bool smaller_b = d->B > 1 && ranks * d->T<n, smaller_t = d->T> 1 && ranks * d->B < n;
+    bool smaller_b = d->B > 1 && n > ranks * d->T, smaller_t = d->T > 1 && n > ranks * d->B;
     return smaller_b && smaller_t ? "use smaller -b or -t"
            : smaller_b            ? "use a smaller -b"
            : smaller_t            ? "use a smaller -t"

@@ -87,6 +87,13 @@ static inline void note_inexact(const char* path, const Tokenizer* tokenizer) {
                path, inexact);
 }
 
+// Creates the parent directories of what is exported.
+static inline void export_make_parents(const char* path) {
+    Error err;
+    Path parent = directory_of(path);
+    if (!is_directory(parent.text) && !make_directories(parent.text, &err)) { die("--export %s", err.text); }
+}
+
 // Exports the model -e to args->export_path. It is written under a temporary name and renamed, so that what has the name is
 // complete. Returns the exit code.
 static inline int export_model(void) {
@@ -129,12 +136,7 @@ static inline int export_model(void) {
     if (!gguf && bf16 && !params_check(&config, params, gguf_types[type].limit, &err)) {
         die("--export %s: %s: no value of bf16: give --type f32", path, err.text);
     }
-    char* slash = strrchr(path, '/');
-    if (slash > path) { // as for a directory, its parents are made
-        *slash = '\0';
-        if (!is_directory(path) && !make_directories(path, &err)) { die("--export %s", err.text); }
-        *slash = '/';
-    }
+    export_make_parents(path);
     if (gguf) {
         ok = gguf_write(&file, temp, params, &err);
         gguf_close(&file);

@@ -123,8 +123,8 @@ static const Option shared_options[] = {
      "file (.safetensors, llm.c's .bin) or the output directory of a run",
      0, 0},
     {OPT_STR, 0, NULL, "tokenizer", &settings.tokenizer, "PATH",
-     "vocabulary, a directory or a file, the same as the model's own if it has one; default: look beside the model, "
-     "then beside the training data",
+     "vocabulary, a directory or a file; it must equal the model's own, if it has one; default: look beside the "
+     "model, then beside the training data",
      0, 0},
     {OPT_INT, 0, NULL, "layers", &settings.layers, "L", "layers of a new model; 0: from the descriptor", 0, 4096},
     {OPT_INT, 0, NULL, "heads", &settings.heads, "NH", "attention heads of a new model; 0: from the descriptor", 0,

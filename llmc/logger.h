@@ -4,9 +4,9 @@ log.jsonl (the same data and more, one JSON object per line) and a TensorBoard e
 line for the terminal.
 
 Every line is a single write(2), so a killed process loses none of them. If a write fails, a warning is printed once to
-stderr, the partial line is truncated, and the run continues. The line waits in memory and is written before the next one
-that can be. Formats: TFRecord framing with the Event and Summary messages of TensorBoard's event.proto and summary.proto;
-RFC 8259 for JSON.
+stderr, the partial line is truncated, and the run continues. Such lines stay in memory and are tried again before each
+later one; a killed process loses them. Formats: TFRecord framing with the Event and Summary messages of TensorBoard's
+event.proto and summary.proto; RFC 8259 for JSON.
 */
 #ifndef LLMC_LOGGER_H
 #define LLMC_LOGGER_H
@@ -227,7 +227,7 @@ static inline bool log_write(LogFile* file, const char* data, size_t bytes) {
     return false;
 }
 
-// Appends a line or a record. What cannot be written now, on a full disk for example, is written before the next one that can be.
+// Appends a line or a record. What cannot be written now, on a full disk for example, is tried again by the next call.
 static inline void log_append(Logger* l, LogFile* file, const void* data, size_t bytes) {
     if (file->fd < 0) { return; }
     if (file->pending_bytes > 0 && log_write(file, file->pending, file->pending_bytes)) { file->pending_bytes = 0; }

@@ -66,8 +66,8 @@ static inline bool find_data_tokenizer(Tokenizer* tokenizer, const char* pattern
     return ok && first.text[0];
 }
 
-// Loads the vocabulary of --tokenizer. Ends the program if it cannot be loaded, or if the directory of the model (NULL: a new
-// one) has another vocabulary: the model's weights are for the ids of that one.
+// Loads the vocabulary of --tokenizer. Ends the program if it cannot be loaded, or if the model is a directory (NULL: it is not)
+// that has another vocabulary: the model was trained with the ids of its own.
 static inline void load_given_tokenizer(Tokenizer* tokenizer, const char* model_dir) {
     Error err;
     Tokenizer own;
@@ -85,18 +85,14 @@ static inline void load_given_tokenizer(Tokenizer* tokenizer, const char* model_
 // false if there is none; ends the program if one exists but cannot be loaded.
 static inline bool load_tokenizer(Tokenizer* tokenizer, const char* model_path) {
     Error err;
-    Path directory;
-    const char* model_dir = NULL;
-    if (model_path) {
-        directory = directory_of(model_path);
-        model_dir = is_directory(model_path) ? model_path : directory.text;
-    }
+    bool is_dir = model_path && is_directory(model_path);
     if (args->tokenizer) {
-        load_given_tokenizer(tokenizer, model_dir);
+        load_given_tokenizer(tokenizer, is_dir ? model_path : NULL);
         return true;
     }
-    if (model_dir) {
-        if (find_tokenizer(tokenizer, model_dir, &err)) { return true; }
+    if (model_path) {
+        Path directory = directory_of(model_path);
+        if (find_tokenizer(tokenizer, is_dir ? model_path : directory.text, &err)) { return true; }
         if (err.text[0]) { die("%s", err.text); }
     }
     if (args->train_data) {

@@ -339,7 +339,7 @@ static inline const char* recipe_load(const char* path, const char* typed) {
 }
 
 // Takes the flags of saving from the file of all flags that the run wrote when it last began, except for flags that are typed.
-// So a resumed run does not remove what it was told to keep. Called before recipe_apply().
+// Otherwise the recipe's --keep would remove checkpoints that it was told to keep. Called before recipe_apply().
 static inline void recipe_load_saving(const char* path) {
     static const char* const flags[] = {"--save-every ", "--save-minutes ", "--keep ", "--major-every "};
     char* line = NULL;
@@ -354,6 +354,8 @@ static inline void recipe_load_saving(const char* path) {
     }
     cli_place()[0] = '\0';
     free(line);
+    bool read = f ? !ferror(f) : errno == ENOENT;
+    if (!read) { die("%s: cannot be read: %s", path, strerror(errno)); }
     if (f) { fclose(f); }
 }
 

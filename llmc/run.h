@@ -194,7 +194,7 @@ typedef struct {
     int64_t saved_step;       // the step of the newest checkpoint that this run saved or resumed from; -1: none
     double kept_val_loss;     // of the checkpoint that --keep-best has marked; infinite before the first one
     int64_t best_step;        // the step with the lowest validation loss, if --keep-best is to save it; -1: none
-    Saver saver;              // writes the checkpoints, and has the lock of -o
+    Saver saver;              // writes the checkpoints, and holds the lock on -o
     double save_start_ms;     // when the run began to wait for the newest save (time_ms)
     double save_pause_ms;     // how long it waited
     int failed_saves;
@@ -568,6 +568,12 @@ static inline void training_begin(Training* t, const GPT2Config* config, float* 
     }
 }
 
+// Writes what the logs still lack, and closes them.
+static inline void training_close_logs(Training* t) {
+    Error err;
+    if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+}
+
 // Counts a complete step: one that updated the weights or decided not to.
 static inline void training_step_done(Training* t) {
     t->run.step++;
@@ -707,10 +713,12 @@ static inline void training_save_anyway(Training* t) {
             rmdir(dir);
             continue;
         }
-        die("the checkpoint of step %lld was not saved to -o: %s; it is %s/step_%08lld instead: move it into the "
-            "directory %s and resume with -y 1",
+        training_close_logs(t);
+        die("the checkpoint of step %lld was not saved to -o: %s; it was saved as %s/step_%08lld: move that directory "
+            "into %s and resume with -y 1",
             (long long)t->run.step, reason.text, dir, (long long)t->run.step, args->output);
     }
+    training_close_logs(t);
     die("the checkpoint of step %lld was not saved, earlier ones are untouched: %s", (long long)t->run.step,
         reason.text);
 }
@@ -1094,7 +1102,6 @@ static inline bool training_report_skipped(const Training* t) {
 
 // Prints the summary, closes the log and the data, and returns the exit code.
 static inline int training_end(Training* t) {
-    Error err;
     int code = EXIT_SUCCESS;
     training_finish_save(t);
     status_clear();
@@ -1108,7 +1115,7 @@ static inline int training_end(Training* t) {
     }
     if (t->failed_saves) { printf("%d %s failed\n", t->failed_saves, t->failed_saves == 1 ? "save" : "saves"); }
     if (!training_report_skipped(t)) { code = EXIT_FAILURE; }
-    if (!logger_close(&t->logger, &err)) { fprintf(stderr, "warning: %s\n", err.text); }
+    training_close_logs(t);
     dataloader_close(&t->train);
     if (t->has_val) { dataloader_close(&t->val); }
     if (t->has_tokenizer) { tokenizer_free(&t->tokenizer); }

@@ -139,10 +139,16 @@ static inline bool run_owns(const char* out_dir, int lock, Error* err) {
     struct stat held, named;
     if (lock < 0) { return true; }
     if (!run_path(&path, out_dir, "run.lock", err)) { return false; }
+    if (fstat(lock, &held) != 0) { return error_set(err, "%s: %s", path.text, strerror(errno)); }
     bool found = stat(path.text, &named) == 0;
-    if (found && fstat(lock, &held) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino) { return true; }
+    if (found && held.st_dev == named.st_dev && held.st_ino == named.st_ino) {
+        futimens(lock, NULL); // what removes old files from /tmp leaves it
+        return true;
+    }
     return error_set(err, "%s, which this run has locked, %s: the directory may be another run's now", path.text,
-                     found ? "was replaced" : "is gone");
+                     found             ? "was replaced"
+                     : errno == ENOENT ? "is gone"
+                                       : strerror(errno));
 }
 
 // ---- removing what dead runs left ---------------------------------------------------

@@ -60,7 +60,7 @@ static inline void run_heed_interrupt(void) { require(signal(SIGINT, SIG_DFL) !=
 //     SIGINT, SIGTERM
 //     SIGHUP            the terminal was closed; unless it is ignored, as under nohup
 //     SIGUSR1           sent by Slurm and other schedulers before the time is up
-//     SIGPIPE           nobody reads stdout any more; the exit code is then 141, as that of other programs
+//     SIGPIPE           nobody reads stdout any more; the exit code is 128 + SIGPIPE, as of other programs
 // SIGXFSZ, the limit on file sizes, is ignored: the write fails instead. SA_RESTART: interrupted system calls are
 // restarted, so a signal during a save does not make the save fail.
 static inline void run_install_signal_handlers(void) {

@@ -1038,13 +1038,12 @@ static inline bool* tokenizer_find_made(const Tokenizer* t) {
 
 // Returns the first token whose merge is missing, as after a merges.txt that was cut at the end of a line, or -1 if there is
 // none. Sets *count to the number of tokens without a merge that no file lists as added or special.
-// The first merge that was cut off joins two tokens, and the merges before it still turn the token's bytes into these two.
-// An unlisted special token does not look like this: GPT-2's expression separates the letters and the punctuation of <s>,
-// [PAD] or <|endoftext|>, so no merge joins them, and at least three tokens remain. Words that were special tokens in
-// training, such as SG, may remain two, but their ids precede those of all merged tokens, and they are passed over.
+// The first token whose merge was cut off still encodes to exactly two tokens. An unlisted <s>, [PAD] or <|endoftext|> encodes
+// to at least three, because GPT-2's expression separates letters and punctuation, so no merge joins them. A word that was a
+// special token in training, such as SG, may encode to two, but its id is below those of all merged tokens, so it is skipped.
 static inline int tokenizer_missing_merge(const Tokenizer* t, size_t* count) {
     bool* made = tokenizer_find_made(t);
-    bool begun = t->num_merges == 0; // whether a merged token was passed
+    bool begun = t->num_merges == 0; // true once a merged token has been seen
     int first = -1;
     *count = 0;
     for (int id = 0; id < t->vocab_size; id++) {
@@ -1070,7 +1069,7 @@ static inline bool tokenizer_check_merges(const Tokenizer* t, const char* where,
     return error_set(
         err,
         "%s: tokens without a merge: %zu, the first '%s' (id %d): is the file complete? Added tokens must be "
-        "listed as such",
+        "listed, in added_tokens.json for example",
         where, count, name, id);
 }
 
@@ -1177,7 +1176,7 @@ static inline bool tokenizer_same(const Tokenizer* a, const Tokenizer* b, char* 
     }
     for (int r = 0; merges && r < a->num_merges; r++) {
         if (memcmp(a->merges + 2 * r, b->merges + 2 * r, 2 * sizeof(uint32_t)) == 0) { continue; }
-        snprintf(what, size, "merge %d joins other tokens", r + 1);
+        snprintf(what, size, "merge %d joins different tokens", r + 1);
         return false;
     }
     return true;

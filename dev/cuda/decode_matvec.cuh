@@ -201,7 +201,7 @@ void decode_matvec_batch(bool norm, int B, int K, int OC, int block_size, const 
     run(kernel, LaunchShape(dim3(ceil_div(B, batch), blocks), block_size, shared_bytes), split);
 }
 
-// Calls run(kernel, shape, split) with kernel 6 for such a product; `split` is the kernel's last argument.
+// Calls run(kernel, shape, split) with kernel 6 for a product (B,K) (OC,K)^T; `split` is the kernel's last argument.
 template <class Out, class W, class Run>
 void decode_matvec_kernel(bool norm, int B, int K, int OC, int block_size, const Run& run) {
     const size_t shared_limit = 40 * 1024; // of the 48 KB that a launch may use without cudaFuncSetAttribute

@@ -52,14 +52,16 @@ static inline double step_near(double x, bool above) {
     return step;
 }
 
-// Writes a file as a whole: if that fails, a file that was there stays, and the program ends.
+// Replaces a file, or writes to a device or a pipe. On failure a file that was there stays, and the program ends.
 static inline void write_file(const std::string& path, const std::string& content) {
-    std::string part = path + ".part";
+    struct stat st;
+    bool direct = lstat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode);
+    std::string part = direct ? path : path + ".part-" + std::to_string(getpid());
     FILE* f = fopen(part.c_str(), "wb");
     bool ok = f && fwrite(content.data(), 1, content.size(), f) == content.size();
-    ok = f && fclose(f) == 0 && ok && rename(part.c_str(), path.c_str()) == 0;
+    ok = f && fclose(f) == 0 && ok && (direct || rename(part.c_str(), path.c_str()) == 0);
     if (ok) { return; }
     int error = errno;
-    if (f) { remove(part.c_str()); }
+    if (f && !direct) { remove(part.c_str()); }
     die("%s: cannot be written: %s", path.c_str(), strerror(error));
 }

@@ -94,8 +94,8 @@ static char* next_pattern(char** rest) {
 
 static int compare_paths(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
 
-// Notes files that several names or patterns match: their text is trained on as many times. Standard input cannot be: it is
-// read once.
+// Notes files that several names or patterns match: their text is trained on as many times. Refuses standard input that is
+// given twice: it can be read only once.
 static void note_repeated_inputs(void) {
     if (in.count < 2) { return; }
     size_t repeated = 0, first = 0;

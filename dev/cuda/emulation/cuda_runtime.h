@@ -232,7 +232,7 @@ template <class A, class B> inline typename std::common_type<A, B>::type max(A a
     typedef typename std::common_type<A, B>::type T;
     return (T)a < (T)b ? (T)b : (T)a;
 }
-inline float min(float a, float b) { return fminf(a, b); } // of a number and NaN, the number
+inline float min(float a, float b) { return fminf(a, b); } // the other operand if one is NaN
 inline float max(float a, float b) { return fmaxf(a, b); }
 
 // ---- what the emulation cannot do ----------------------------------------------------------------------

@@ -270,7 +270,7 @@ test_one_disk_is_full() {
     contains "warning: rank 1: " "$out.1.err"
     contains "No space left on device" "$out.1.err"
     contains "the run goes on" "$out.0.err"
-    grep -q '^error: rank 0: the checkpoint of step 6 was not saved to -o: .*; it is .*/step_00000006 instead' "$out.0.err" || fail "$(cat "$out".?.err)"
+    grep -q '^error: rank 0: the checkpoint of step 6 was not saved to -o: .*; it was saved as .*/step_00000006: move' "$out.0.err" || fail "$(cat "$out".?.err)"
     saved=$(ls -d "$tmp"/rescue/*/step_00000006)
     "$BIN_DIR/train_gpt2" -e "$saved" --eval "$tmp/data/*_val_*.bin" -b 2 >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
     rm -r "$tmp"/rescue/*
@@ -361,7 +361,7 @@ test_output_goes() {
     local out=$tmp/vanishes saved
     setup
     disturbed "$out" 60 'mv "$out" "$out.away"; : >"$out"' -n 0
-    grep -q '^error: rank 0: the checkpoint of step 60 was not saved to -o: .* it is .*train_gpt2_rescue_.*/step_00000060 instead' "$out.err" || fail "$(cat "$out.err")"
+    grep -q '^error: rank 0: the checkpoint of step 60 was not saved to -o: .* it was saved as .*/step_00000060: move' "$out.err" || fail "$(cat "$out.err")"
     saved=$(ls -d "$tmp"/rescue/*/step_00000060)
     "$BIN_DIR/train_gpt2" -e "$saved" --eval "$tmp/data/*_val_*.bin" -b 2 >"$tmp/log" 2>&1 || fail "$(cat "$tmp/log")"
     gone "an output directory that vanishes"

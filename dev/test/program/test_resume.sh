@@ -575,7 +575,7 @@ test_full_disk() {
         grep -q "resumed at step 2 " "$tmp/disk.out"
         same "$tmp/disk/log" 8
         # what the error names is the checkpoint itself
-        mv "$(sed -nE "s/^error: .*; it is (.*) instead: .*/\1/p" "$tmp/disk.err")" "$tmp/disk/rescued"
+        mv "$(sed -nE "s/^error: .*; it was saved as (.*): move that directory .*/\1/p" "$tmp/disk.err")" "$tmp/disk/rescued"
         run "$tmp/disk/rescued" 8 -y 1 >"$tmp/disk.out" 2>&1
         contains "resumed at step 8 " "$tmp/disk.out"
         rmdir "$TMPDIR"/train_gpt2_rescue_*'
@@ -716,7 +716,7 @@ test_output_goes() {
     want "exit code" $code 1
     same_all "$out"
     want "what the second run has left" "$(ls -A "$out" | sed 's/events.*/events/')" "$(ls -A "$tmp/reference" | sed 's/events.*/events/')"
-    rescued=$(sed -nE 's/^error: .*; it is (.*) instead: .*/\1/p' "$first")
+    rescued=$(sed -nE 's/^error: .*; it was saved as (.*): move that directory .*/\1/p' "$first")
     step=$((10#${rescued##*_}))
     mv "$rescued" "$out.away"
     start "$out.away" 1000000 -nk 3 -d 6400 -y 1

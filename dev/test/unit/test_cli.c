@@ -307,7 +307,7 @@ static void test_twice(void) {
     const char* args[] = {"-i", "a", "--train-data=b", NULL};
     run_child(&r, args, false);
     check(r.code == 77 && strstr(r.values, "i=b "));
-    check_str(r.err, "note: --train-data is given twice: 'b' counts, not 'a'\n");
+    check_str(r.err, "note: --train-data is given twice: 'b' is used, 'a' is not\n");
 }
 
 static void test_long_arguments(void) {

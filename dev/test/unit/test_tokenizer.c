@@ -1335,7 +1335,7 @@ static void test_same(void) {
         const char *merges, *want; // want NULL: none
     } cases[] = {
         {"a b\nb c\nab c\n", NULL},
-        {"a b\nb c\na bc\n", "merge 3 joins other tokens"},
+        {"a b\nb c\na bc\n", "merge 3 joins different tokens"},
         {"a b\nc b\nab c\n", "token 257 is 'cb' instead of 'bc'"},
         {"a b\nb c\n", "259 tokens instead of 260"},
     };
