@@ -37,9 +37,9 @@ typedef struct {
     const char* name;  // long name without dashes; the title of an OPT_SECTION
     void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default.
                  // OPT_CHOICE: int*, the number of the choice, counted from 0
-    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, FILES or GLOB if it may
-        // name several, or its choices "a|b|c"; OPT_CHOICE: its choices, the last of which is meant by the
-        // flag without an argument; OPT_BOOL: a word for a third value, 2
+    const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, FILES if it is a list of
+                      // names, or its choices "a|b|c"; OPT_CHOICE: its choices, the last of which is meant by the flag
+                      // without an argument; OPT_BOOL: a word for a third value, 2
     const char* help; // one sentence, no full stop
     double min, max;  // inclusive range of a number; min == max == 0 means no range
 } Option;
@@ -786,11 +786,9 @@ __attribute__((noreturn)) static inline void cli_end(void) {
     exit(0);
 }
 
-// Called for a flag that is given a second time: notes which files are not used, if it names files.
+// Called for a flag that is given a second time: notes which files are not used, if it is a list of files.
 static inline void cli_note_again(const Option* o, const char* arg) {
-    if (o->type != OPT_STR || !o->unit || (strncmp(o->unit, "FILES", 5) != 0 && strncmp(o->unit, "GLOB", 4) != 0)) {
-        return;
-    }
+    if (o->type != OPT_STR || !o->unit || strcmp(o->unit, "FILES") != 0) { return; }
     print_line(stderr, "note: --%s is given twice: '%s' is used, '%s' is not", o->name, arg, *(const char**)o->value);
 }
 
@@ -857,7 +855,7 @@ static inline int cli_parse_more(int argc, char** argv, const char* about, const
 }
 
 // Parses argv into the variables of the table. If a flag is given twice, the last value counts; an OPT_LIST keeps all of
-// them, and a repeated FILES or GLOB flag is noted. Exits with 0 on -h, --help and --version, with 2 on a usage error.
+// them, and a repeated list of FILES is noted. Exits with 0 on -h, --help and --version, with 2 on a usage error.
 // String values point into argv, which is unchanged on return.
 // rest (argc) receives the arguments that are not flags, wherever they stand, and everything after "--". If it is NULL, such
 // an argument is a usage error. arguments: what the usage line of --help calls them. Returns how many there are.

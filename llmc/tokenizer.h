@@ -1175,7 +1175,7 @@ static inline bool tokenizer_same(const Tokenizer* a, const Tokenizer* b, char* 
         return false;
     }
     for (int r = 0; merges && r < a->num_merges; r++) {
-        if (memcmp(a->merges + 2 * r, b->merges + 2 * r, 2 * sizeof(uint32_t)) == 0) { continue; }
+        if (memcmp(a->merges + 2 * (size_t)r, b->merges + 2 * (size_t)r, 2 * sizeof(uint32_t)) == 0) { continue; }
         snprintf(what, size, "merge %d joins different tokens", r + 1);
         return false;
     }

@@ -221,7 +221,7 @@ test_signals() {
         kill -$signal "$pid"
         code=0
         wait "$pid" || code=$?
-        want "exit code after SIG$signal" $code $([ $signal = PIPE ] && echo 141 || echo 0)
+        want "exit code after SIG$signal" $code "$([ $signal = PIPE ] && echo 141 || echo 0)"
         k=$(newest "$out")
         [ "${k:-0}" -ge 5 ] || fail "SIG$signal: no checkpoint: $(ls "$out")"
         want "steps in the log" "$(grep -c '"type":"train"' "$out/log.jsonl")" "$k"
@@ -258,7 +258,7 @@ test_broken_pipe() {
     "$train" "${flags[@]}" 2>"$out.err" | head -n 60 >"$out.txt"
     code=${PIPESTATUS[0]}
     [ -n "$(newest "$out")" ] || fail "no checkpoint: $(ls "$out")"
-    want "exit code" $code 141
+    want "exit code" "$code" 141
     contains "standard output was closed, stopping: the run finishes " "$out.err"
     same_as_straight "$out"
 }
