@@ -70,7 +70,9 @@ static inline void saver_run(Saver* s) {
     if (s->ranks.num_ranks > 0) {
         s->saved = run_save_parts(s->dir, &s->state, s->parts, &s->ranks, s->buffer, s->tokenizer, &s->error);
     } else {
-        s->saved = run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);
+        // once more, as a save makes a directory that is gone
+        s->saved = run_owns(s->dir, s->lock, &s->error) &&
+                   run_save(s->dir, &s->state, s->tensors[0], s->tensors[1], s->tensors[2], s->tokenizer, &s->error);
     }
     if (s->saved && s->best && first) { s->saved = run_mark_best(s->dir, s->state.step, &s->error); }
     s->ms = time_ms() - start;
