@@ -1530,17 +1530,17 @@ static int plan(void) {
 // ================================================================================================
 
 #ifndef TESTING
-// By default, a thread that waits in libgomp (GCC's OpenMP runtime) spins for milliseconds. On a machine with other work it then
+// A thread that waits in libgomp (GCC's OpenMP runtime) spins for milliseconds by default. On a machine with other work it then
 // occupies the core that the awaited thread needs. libgomp reads its settings before main begins, so the program starts itself
 // again with a spin of 20 microseconds, after which a thread sleeps. Medians in ms of a step, 6 layers of 192 channels, 2 cores
-// of an AMD EPYC, 2026-11-30:
+// of an AMD EPYC, 2026-11-30.
 //
-//     spin, microseconds              2.5     20    250
-//     nothing else runs               194    122    123
-//     4 endless loops beside it       782    617   1968
-//     6 loops that start processes    335    415   1707
+//     spin, microseconds                    2.5     20    250
+//     nothing else runs                     194    122    123
+//     4 endless loops run                   782    617   1968
+//     6 loops that start processes run      335    415   1707
 //
-// libgomp's limit is a number of iterations, and one takes 1 to 50 ns, so an iteration is timed first.
+// The limit that libgomp takes is a number of iterations, and one takes 1 to 50 ns, so an iteration is timed first.
 static void spin_briefly(char** argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) { return; }
     const int turns = 200;

@@ -38,8 +38,8 @@ typedef struct {
     void* value; // int* (also for OPT_BOOL), int64_t*, float*, const char**, CliList*; before cli_parse(): the default.
                  // OPT_CHOICE: int*, the number of the choice, counted from 0
     const char* unit; // unit of a number ("steps"), or NULL; OPT_STR: the argument's name, FILES if it is a list of
-                      // names, or its choices "a|b|c"; OPT_CHOICE: its choices, the last of which is meant by the flag
-                      // without an argument; OPT_BOOL: a word for a third value, 2
+                      // names, or its choices "a|b|c"; OPT_CHOICE: its choices; the flag without an argument means the
+                      // last one; OPT_BOOL: a word for a third value, 2
     const char* help; // one sentence, no full stop
     double min, max;  // inclusive range of a number; min == max == 0 means no range
 } Option;

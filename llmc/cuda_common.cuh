@@ -416,7 +416,8 @@ template <int lanes, class T> __device__ inline T lanes_max(T x) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) { x = max(x, __shfl_xor_sync(0xFFFFFFFFu, x, offset)); }
     return x;
 }
-// The same over a quad: the four lanes that share a row of an accumulator of mma or wgmma. lanes_sum<4> adds in another order.
+// Sums and the maximum over a quad: the four lanes that share a row of an accumulator of mma or wgmma. lanes_sum<4> adds them in
+// another order.
 __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
     return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);

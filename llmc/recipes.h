@@ -354,8 +354,8 @@ static inline void recipe_load_saving(const char* path) {
     }
     cli_place()[0] = '\0';
     free(line);
-    bool read = f ? !ferror(f) : errno == ENOENT;
-    if (!read) { die("%s: cannot be read: %s", path, strerror(errno)); }
+    bool ok = f ? !ferror(f) : errno == ENOENT;
+    if (!ok) { die("%s: cannot be read: %s", path, strerror(errno)); }
     if (f) { fclose(f); }
 }
 

@@ -19,7 +19,7 @@ Kernels 3 (rows) and 5 (rows and columns) of quantize.cu, which has the other ke
 // ==== promoted: quantize ====
 // ---- shared by the kernels: what is quantised, and where it goes ----
 
-// f(inp) rounded to floatX: the vector from element i on.
+// f(inp) rounded to floatX: the vector that begins with element i.
 struct QuantizeCopy {
     const floatX* inp; // (N,C)
     __device__ x128 vector(size_t i) const { return load128(inp + i); }
