@@ -2706,7 +2706,7 @@ static double validation_loss(Trainer* t) {
     }
     cudaCheck(cudaMemcpyAsync(&loss, &model->state->loss, sizeof(loss), cudaMemcpyDeviceToHost, model->exec.stream));
     wait_for_stream(model->exec.stream, "the validation after step", t->job.run.step);
-    return t->job.val_ranks > 1 ? ranks_sum(loss) / t->job.val_ranks : loss;
+    return t->job.val_ranks > 1 ? ranks_sum(loss, ranks_limit_ms()) / t->job.val_ranks : loss;
 }
 
 // Computes losses (B,T), for llmc/evaluation.h.
@@ -3000,12 +3000,14 @@ static int trainer_close(Trainer* t) {
 
 // ---- train ----------------------------------------------------------------------------------------
 
-// What is due, for any rank: a signal may have reached one of them alone. limit_ms: for the other ranks; 0: for ever
-static Due agreed_due(Trainer* t, double limit_ms) {
-    int stop = ranks_agree(run_stop_signal, false, 0, limit_ms).signal;
+// Returns what is due for any rank: a signal may have reached one of them alone. sampled: rank 0 may come much later than the
+// others.
+static Due agreed_due(Trainer* t, bool sampled) {
+    double limit_ms = ranks_limit_ms();
+    int stop = ranks_agree(run_stop_signal, false, 0, sampled && !is_rank0() ? 0 : limit_ms).signal;
     if (stop && !run_stop_signal) { run_stop_signal = stop; } // training_end names it
     Due due = training_due(&t->job, stop);
-    due.save = ranks_agree(0, false, due.save && is_rank0(), 0).due; // rank 0 knows which saves have succeeded
+    due.save = ranks_agree(0, false, due.save && is_rank0(), limit_ms).due; // rank 0 knows which saves have succeeded
     return due;
 }
 
@@ -3015,13 +3017,13 @@ static int train(const Execution& exec) {
     run_will_save = args->output != NULL;
     run_install_signal_handlers();
     for (;;) {
-        Due due = agreed_due(t, ranks_limit_ms());
+        Due due = agreed_due(t, false);
         if (due.validate || due.sample) { finish_report(t); }
         if (due.validate) { validate(t); }
         if (due.sample && is_rank0()) { sample_in_training(t); }
         // a signal may have arrived during validation or sampling
         t->job.tasks_step = t->job.run.step;
-        if (due.validate || due.sample) { due = agreed_due(t, 0); }
+        if (due.validate || due.sample) { due = agreed_due(t, due.sample); }
         if (due.save || due.stop) { finish_report(t); }
         if (due.save) { save_checkpoint(t, due.stop); }
         if (due.stop) { break; }

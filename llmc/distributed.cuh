@@ -131,7 +131,7 @@ inline void ranks_at_exit() {
     if (ranks().failed) { _exit(EXIT_FAILURE); }
 }
 
-double ranks_sum(double x);
+double ranks_sum_scores(double x);
 void ranks_take_from_rank0(void* data, size_t bytes);
 
 // ---- starting the ranks -----------------------------------------------------------------
@@ -223,7 +223,7 @@ inline int ranks_start(char** argv) {
     run_rank = r.env.rank, run_num_ranks = r.env.num_ranks;
     snprintf(message_prefix, sizeof(message_prefix), "rank %d: ", r.env.rank);
     on_die = ranks_tell;
-    sum_over_ranks = ranks_sum;
+    sum_over_ranks = ranks_sum_scores;
     from_rank0 = ranks_take_from_rank0;
     run_stop_is_silent = !is_rank0();
     if (!is_rank0() && !freopen("/dev/null", "w", stdout)) { die("/dev/null: %s", strerror(errno)); } // rank 0 prints
@@ -279,14 +279,17 @@ inline RankNews ranks_agree(int signal, bool failed, int due, double limit_ms) {
 }
 
 // The sum of x over all ranks, in their order.
-inline double ranks_sum(double x) {
+inline double ranks_sum(double x, double limit_ms) {
     std::vector<double> all(ranks().env.num_ranks, x);
     double sum = 0;
     if (is_alone()) { return x; }
-    ranks_exchange(&x, all.data(), sizeof(x), 0);
+    ranks_exchange(&x, all.data(), sizeof(x), limit_ms);
     for (double y : all) { sum += y; }
     return sum;
 }
+
+// The sum of an evaluation's scores. Its questions are divided, and a slower GPU comes later.
+inline double ranks_sum_scores(double x) { return ranks_sum(x, 10 * ranks_limit_ms()); }
 
 // Replaces the bytes of data by those of a rank.
 inline void ranks_take_from(int rank, void* data, size_t bytes) {

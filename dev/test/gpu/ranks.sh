@@ -225,8 +225,6 @@ test_faults() {
     gone "a killed rank"
     disturbed "$out" 100 'kill -STOP ${pids[2]}; await_missed "$out"; kill -CONT ${pids[2]}' -n 0 --timeout 2
     gone "a stopped rank"
-    disturbed "$out" 100 'sleep 1; kill -STOP ${pids[2]}; await_missed "$out"; kill -CONT ${pids[2]}' -n 0 --timeout 2 -v 1 -m 20
-    gone "a rank that was stopped in a validation"
     gpus "$ranks" "$tmp/still" 12 -d $((2 * ranks * unit)) -v 0 -s 0 -n 2
     disturbed "$out" 12 'kill -KILL ${pids[-1]}' -n 2 --restarts 2
     contains "starting all ranks again: restart 1 of 2" "$out.err"

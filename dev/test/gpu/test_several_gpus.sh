@@ -375,6 +375,28 @@ test_hangs() {
     done
 }
 
+# A rank that does not answer is missed by the next exchange, whichever that is: rank 1 hangs before each one of a step with a
+# validation and a sample.
+test_silence() {
+    local out=$tmp/silence n first last each=(-d $((2 * unit)) -v 1 -m 1 -s 1 -n 0 --timeout 1)
+    setup
+    preload=$preload:$tmp/bin/failing_write.so
+    for n in 2 3; do
+        FAIL_TRACE=$out.$n.sends gpus 2 "$out.$n" $n "${each[@]}"
+        good "$n steps" "$out.$n"
+    done
+    first=$(grep -c ' send 1$' "$out.2.sends") last=$(($(grep -c ' send 1$' "$out.3.sends") - 1))
+    [ "$last" -ge $((first + 6)) ] || fail "a step has exchanges $first to $last only"
+    for ((n = first; n <= last; n++)); do
+        { FAIL_SLOW_SEND=1:$n gpus 2 "$out.at$n" 9 "${each[@]}" && echo $status >"$out.at$n.status"; } &
+    done
+    wait
+    for ((n = first; n <= last; n++)); do
+        status=$(cat "$out.at$n.status")
+        failed "silent before exchange $n" "$out.at$n" 'no answer for 1.[0-9] s from rank 1'
+    done
+}
+
 tests=(losses collectives repeats no_overlap groups early_launches overlap_choice other_numbers recipe save_clock kills_by_the_clock zero muon bench bench_rows hellaswag refusals one_task strangers signals faults one_rank_fails one_disk_is_full
-    killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs rank0_dies)
+    killed_at_the_start random_kills nccl_errors data_goes data_of_one_rank_goes output_goes hangs silence rank0_dies)
 run_tests_once "$@"
