@@ -186,17 +186,20 @@ account() { # I NAME: adds the results of program I to the totals
 
 # ---- budgets: CPU seconds of each program, scaled by the time of a calibration loop ----
 
-# Prints the mean CPU milliseconds of a fixed loop that runs in as many processes at the same time as test programs do.
-calibration() {
+# Writes the CPU seconds of a fixed loop, which runs in as many processes at the same time as test programs do. Called again once
+# a minute, because a machine that others use too is not equally fast all the time.
+calibrated=$SECONDS
+calibrate() {
     local copy i
+    [ -n "${TEST_BUDGETS-}${TEST_CPU-}" ] || return 0
+    calibrated=$SECONDS
     for ((copy = 0; copy < jobs; copy++)); do
         (TIMEFORMAT=%U && time for ((i = 0; i < 400000; i++)); do :; done) 2>&1 &
-    done | awk '{ sum += $1 } END { printf "%d\n", 1000 * sum / NR }'
-    wait
+    done | cat >>"$tmp/loops"
 }
 
 # Fails each program that used more than 1.5 times its budget plus 3 s, which allow for a few more process starts. LOOP is the
-# output of calibration() on this machine; $TEST_BUDGETS holds its output on the machine that measured the budgets.
+# mean of calibrate() on this machine, in milliseconds; $TEST_BUDGETS holds that of the machine that measured the budgets.
 over_budget() { # LOOP
     local name reason
     while read -r name reason; do failure "$name" "$reason"; done < <(awk -v loop="$1" -v file="$TEST_BUDGETS" '
@@ -213,8 +216,7 @@ over_budget() { # LOOP
 # ---- the run ----
 
 [ -z "${TEST_BUDGETS-}" ] || [ -r "$TEST_BUDGETS" ] || { echo "error: TEST_BUDGETS=$TEST_BUDGETS cannot be read" >&2; exit 2; }
-before=
-[ -z "${TEST_BUDGETS-}${TEST_CPU-}" ] || before=$(calibration)
+calibrate
 [ ${#names[@]} -gt 0 ] || failure run.sh "no dev/test/*/test_* here"
 [ -z "$proc" ] || { watch_over & watcher=$!; }
 
@@ -250,6 +252,7 @@ while [ $next -lt ${#names[@]} ]; do
     done
     wait -n 2>/dev/null || sleep 0.2
     progress
+    [ $((SECONDS - calibrated)) -lt 60 ] || calibrate
     while [ -e "$tmp/$next.cpu" ]; do
         [ ! -t 2 ] || printf '\r\033[K' >&2
         echo "== ${names[next]}"
@@ -259,8 +262,9 @@ while [ $next -lt ${#names[@]} ]; do
     done
 done
 [ -z "${watcher-}" ] || kill "$watcher"
-if [ -n "$before" ]; then
-    loop=$(((before + $(calibration)) / 2))
+calibrate
+if [ -e "$tmp/loops" ]; then
+    loop=$(awk '{ sum += $1 } END { printf "%d", 1000 * sum / NR }' "$tmp/loops")
     [ -z "${TEST_BUDGETS-}" ] || over_budget $loop
     [ -z "${TEST_CPU-}" ] || { echo "loop $loop" && sort -rn "$tmp/cpu"; } >"$TEST_CPU"
 fi
