@@ -424,9 +424,21 @@ __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
     _exit(EXIT_FAILURE); // exit() would wait for a GPU that waits for ever
 }
 
+// Names the ranks that an exchange without a limit, as for a checkpoint, has been waiting for longer than others may take. Rank 1
+// does it for all that wait for rank 0. *told: whether it has been said of this exchange.
+inline void watch_exchange(bool* told) {
+    char names[256];
+    double waited_ms, limit_ms = ranks_limit_ms();
+    bool late = run_rank < 2 && limit_ms > 0 && rank_link_late(&ranks().link, names, sizeof(names), &waited_ms) > 0 &&
+                waited_ms > limit_ms + 2 * RANK_LINK_GRACE_MS;
+    if (late && !*told) { fprintf(stderr, "note: no answer for %.0f s from %s; waiting\n", waited_ms / 1000, names); }
+    *told = late;
+}
+
 inline void* watchdog_run(void*) {
     Watchdog& w = watchdog();
     Error err;
+    bool told = false;
     double lost_since = 0, before = time_ms();
     while (__atomic_load_n(&w.running, __ATOMIC_ACQUIRE)) {
         usleep(50000);
@@ -451,6 +463,7 @@ inline void* watchdog_run(void*) {
         // the main thread is first given time to learn the reason
         if (lost_since > 0 && now - lost_since > 3000) { watchdog_bite(err.text); }
         if (watch_is_late(&err)) { watchdog_bite(err.text); }
+        watch_exchange(&told);
         if (__atomic_load_n(&ranks().unheard, __ATOMIC_ACQUIRE)) {
             watchdog_bite("cannot write a checkpoint, and cannot say so to the other ranks, who wait for it");
         }

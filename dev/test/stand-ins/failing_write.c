@@ -17,7 +17,7 @@ FAIL_MODE        once (default): only this operation fails; from: this one and a
                  kill: SIGKILL ends the process instead of the operation; term: the process receives SIGTERM before it
 FAIL_SLOW_MS     every fsync takes this many milliseconds longer, as on a slow disk
 FAIL_SLOW_OPEN_MS  opening a file there for reading takes this many milliseconds longer
-FAIL_SLOW_SEND   RANK:N: the N-th send() of the process that starts with LLMC_RANK=RANK takes four seconds longer
+FAIL_SLOW_SEND   RANK:N: the N-th send() of the process that starts with LLMC_RANK=RANK takes seven seconds longer
 FAIL_COUNT_FILE  the number of operations seen is written here at exit
 FAIL_TRACE       a line "NUMBER OPERATION PATH" per operation is appended to this file; for two paths, it has the second;
                  and a line "NUMBER send RANK" for each send() of a rank, which have numbers of their own
@@ -190,7 +190,7 @@ ssize_t send(int fd, const void* data, size_t bytes, int flags) {
     char name[64];
     snprintf(name, sizeof(name), "%s:%ld", own_rank, number);
     if (own_rank[0]) { trace(number, "send", own_rank); }
-    if (slow && strcmp(name, slow) == 0) { sleep(4); }
+    if (slow && strcmp(name, slow) == 0) { sleep(7); }
     return ((SendFn)real("send"))(fd, data, bytes, flags);
 }
 
