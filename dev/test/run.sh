@@ -265,7 +265,7 @@ done
 calibrate
 if [ -e "$tmp/loops" ]; then
     loop=$(awk '{ sum += $1 } END { printf "%d", 1000 * sum / NR }' "$tmp/loops")
-    [ -z "${TEST_BUDGETS-}" ] || over_budget $loop
+    [ -z "${TEST_BUDGETS-}" ] || over_budget "$loop"
     [ -z "${TEST_CPU-}" ] || { echo "loop $loop" && sort -rn "$tmp/cpu"; } >"$TEST_CPU"
 fi
 

@@ -378,7 +378,7 @@ test_hangs() {
 # A rank that does not answer is missed by the next exchange, whichever that is: rank 1 hangs before each one of a step with a
 # validation and a sample. At the end of a run, where a checkpoint is saved, it is waited for, and named.
 test_silence() {
-    local out=$tmp/silence n first last each=(-d $((2 * unit)) -v 1 -m 1 -s 1 -n 0 --timeout 1)
+    local out=$tmp/silence n first last each=(-d $((2 * unit)) -v 1 -m 1 -s 1 -n 0)
     setup
     preload=$preload:$tmp/bin/failing_write.so
     for n in 2 3; do
@@ -388,12 +388,12 @@ test_silence() {
     first=$(grep -c ' send 1$' "$out.2.sends") last=$(($(grep -c ' send 1$' "$out.3.sends") - 1))
     [ "$last" -ge $((first + 6)) ] || fail "a step has exchanges $first to $last only"
     for ((n = first; n <= last; n++)); do
-        { FAIL_SLOW_SEND=1:$n gpus 2 "$out.at$n" 9 "${each[@]}" && echo $status >"$out.at$n.status"; } &
+        { FAIL_SLOW_SEND=1:$n:4 gpus 2 "$out.at$n" 9 "${each[@]}" --timeout 1 && echo $status >"$out.at$n.status"; } &
     done
-    FAIL_SLOW_SEND=1:$((first - 1)) gpus 2 "$out.end" 2 "${each[@]}"
+    FAIL_SLOW_SEND=1:$((first - 1)):12 gpus 2 "$out.end" 2 "${each[@]}" --timeout 4
     wait
     good "silent at the end" "$out.end"
-    want "who is named" "$(sed -nE 's/^note: no answer for 5 s from (rank [0-9]) .*; waiting$/\1/p' "$out.end.err")" "rank 1"
+    want "who is named" "$(sed -nE 's/^note: no answer for 8 s from (rank [0-9]) .*; waiting$/\1/p' "$out.end.err")" "rank 1"
     for ((n = first; n <= last; n++)); do
         status=$(cat "$out.at$n.status")
         failed "silent before exchange $n" "$out.at$n" 'no answer for [0-9.]+ s from rank 1|has not ended after 1 s'

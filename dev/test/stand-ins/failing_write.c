@@ -17,7 +17,7 @@ FAIL_MODE        once (default): only this operation fails; from: this one and a
                  kill: SIGKILL ends the process instead of the operation; term: the process receives SIGTERM before it
 FAIL_SLOW_MS     every fsync takes this many milliseconds longer, as on a slow disk
 FAIL_SLOW_OPEN_MS  opening a file there for reading takes this many milliseconds longer
-FAIL_SLOW_SEND   RANK:N: the N-th send() of the process that starts with LLMC_RANK=RANK takes seven seconds longer
+FAIL_SLOW_SEND   RANK:N:S: the N-th send() of the process that starts with LLMC_RANK=RANK takes S seconds longer
 FAIL_COUNT_FILE  the number of operations seen is written here at exit
 FAIL_TRACE       a line "NUMBER OPERATION PATH" per operation is appended to this file; for two paths, it has the second;
                  and a line "NUMBER send RANK" for each send() of a rank, which have numbers of their own
@@ -177,20 +177,23 @@ int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsign
 
 int mkdir(const char* path, mode_t bits) { return fails("mkdir", path) ? -1 : ((MkdirFn)real("mkdir"))(path, bits); }
 
-static char own_rank[16]; // the program takes it out of the environment
+static int own_rank = -1; // the program takes it out of the environment
 __attribute__((constructor)) static void find_rank(void) {
     const char* rank = getenv("LLMC_RANK");
-    if (rank) { snprintf(own_rank, sizeof(own_rank), "%s", rank); }
+    own_rank = rank ? atoi(rank) : -1;
 }
 
 ssize_t send(int fd, const void* data, size_t bytes, int flags) {
     static long count; // atomic
     const char* slow = getenv("FAIL_SLOW_SEND");
-    long number = __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);
-    char name[64];
-    snprintf(name, sizeof(name), "%s:%ld", own_rank, number);
-    if (own_rank[0]) { trace(number, "send", own_rank); }
-    if (slow && strcmp(name, slow) == 0) { sleep(7); }
+    long number = __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED), at;
+    int rank, seconds;
+    char text[32];
+    snprintf(text, sizeof(text), "%d", own_rank);
+    if (own_rank >= 0) { trace(number, "send", text); }
+    if (slow && sscanf(slow, "%d:%ld:%d", &rank, &at, &seconds) == 3 && rank == own_rank && at == number) {
+        sleep((unsigned)seconds);
+    }
     return ((SendFn)real("send"))(fd, data, bytes, flags);
 }
 
