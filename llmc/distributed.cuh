@@ -431,7 +431,7 @@ inline void watch_exchange(bool* told) {
     double waited_ms, limit_ms = ranks_limit_ms();
     bool late = run_rank < 2 && limit_ms > 0 && rank_link_late(&ranks().link, names, sizeof(names), &waited_ms) > 0 &&
                 waited_ms > limit_ms + 2 * RANK_LINK_GRACE_MS;
-    if (late && !*told) { fprintf(stderr, "note: no answer for %.0f s from %s; waiting\n", waited_ms / 1000, names); }
+    if (late && !*told) { print_line(stderr, "note: no answer for %.0f s from %s; waiting", waited_ms / 1000, names); }
     *told = late;
 }
 
