@@ -425,20 +425,20 @@ __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
 }
 
 // Names the ranks that an exchange without a limit, as for a checkpoint, has been waiting for longer than others may take. Rank 1
-// does it for all that wait for rank 0. *told: whether it has been said of this exchange.
-inline void watch_exchange(bool* told) {
+// does it for all that wait for rank 0. *looks: in how many calls in a row it was so; one alone may follow a stop of this process.
+inline void watch_exchange(int* looks) {
     char names[256];
     double waited_ms, limit_ms = ranks_limit_ms();
     bool late = run_rank < 2 && limit_ms > 0 && rank_link_late(&ranks().link, names, sizeof(names), &waited_ms) > 0 &&
                 waited_ms > limit_ms + 2 * RANK_LINK_GRACE_MS;
-    if (late && !*told) { print_line(stderr, "note: no answer for %.0f s from %s; waiting", waited_ms / 1000, names); }
-    *told = late;
+    *looks = late ? *looks + 1 : 0;
+    if (*looks == 20) { print_line(stderr, "note: no answer for %.0f s from %s; waiting", waited_ms / 1000, names); }
 }
 
 inline void* watchdog_run(void*) {
     Watchdog& w = watchdog();
     Error err;
-    bool told = false;
+    int late_looks = 0;
     double lost_since = 0, before = time_ms();
     while (__atomic_load_n(&w.running, __ATOMIC_ACQUIRE)) {
         usleep(50000);
@@ -463,7 +463,7 @@ inline void* watchdog_run(void*) {
         // the main thread is first given time to learn the reason
         if (lost_since > 0 && now - lost_since > 3000) { watchdog_bite(err.text); }
         if (watch_is_late(&err)) { watchdog_bite(err.text); }
-        watch_exchange(&told);
+        watch_exchange(&late_looks);
         if (__atomic_load_n(&ranks().unheard, __ATOMIC_ACQUIRE)) {
             watchdog_bite("cannot write a checkpoint, and cannot say so to the other ranks, who wait for it");
         }
