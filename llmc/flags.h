@@ -353,8 +353,9 @@ static const Option gpu_options[] = {
      "next forward pass",
      0, 0},
     {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
-     "end the run if a step takes longer, or a rank does not answer; the first step has ten times as long; 0: never", 0,
-     1e6},
+     "end the run if a step takes longer, or a rank does not answer; the first step, and the scores of HellaSwag, have "
+     "ten times as long; 0: never",
+     0, 1e6},
     {OPT_INT, 0, NULL, "restarts", &settings.restarts, NULL,
      "with --gpus: start all ranks again from the newest checkpoint when one fails, N times at most", 0, 1e6},
     {OPT_INT, 0, "pn", "num-processes", &settings.num_processes, NULL,
