@@ -14,6 +14,7 @@ loads and stores calls a function of memory.cpp. The emulation's own code must n
 #define __CUDA_ARCH_FEAT_SM90_ALL
 #define CUDART_VERSION 12000
 
+#include <assert.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -305,7 +306,7 @@ template <class T> inline cudaError_t cudaMalloc(T** p, size_t bytes) {
 }
 cudaError_t cudaFree(void* p);
 extern "C" cudaError_t cudaMallocHost(void** p, size_t bytes);
-template <class T> inline cudaError_t cudaMallocHost(T** p, size_t bytes) { return cudaMalloc(p, bytes); }
+template <class T> inline cudaError_t cudaMallocHost(T** p, size_t bytes) { return cudaMallocHost((void**)p, bytes); }
 extern "C" cudaError_t cudaFreeHost(void* p);
 enum { cudaHostRegisterDefault = 0 };
 inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
@@ -414,6 +415,15 @@ cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int block_si
 void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
                       bool early, void (*call)(void*), void* closure);
 
+// Says before emulation_launch() where a parameter of the kernel is, and if it is a pointer, to what: so an access through a
+// pointer to the host's memory is found.
+void emulation_parameter(int number, const void* place, size_t bytes, const void* pointer);
+template <class T> inline const void* emulation_pointer(const T&) { return NULL; }
+template <class T>
+inline typename std::enable_if<!std::is_function<T>::value, const void*>::type emulation_pointer(T* const& p) {
+    return const_cast<const void*>((const volatile void*)p);
+}
+
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments), which filter.cpp writes as
 // emulation_kernel(kernel, grid, block, shared_bytes, stream)(arguments)
 template <class... Parameters> struct EmulationKernel {
@@ -428,6 +438,9 @@ template <class... Parameters> struct EmulationKernel {
         EmulationKernel launch = *this;
         emulation_put(stream, [=] {
             auto call = [&] { launch.kernel(parameters...); }; // each thread gets its own copies
+            int number = 0;
+            (emulation_parameter(++number, &parameters, sizeof(parameters), emulation_pointer(parameters)), ...);
+            (void)number;
             emulation_launch((const void*)launch.kernel, launch.grid, launch.block, launch.shared_bytes,
                              launch.all_resident, launch.cluster, launch.early,
                              [](void* closure) { (*(decltype(call)*)closure)(); }, &call);

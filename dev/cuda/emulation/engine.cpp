@@ -445,6 +445,15 @@ void __trap() {
     report("a trap", emulation_now, __builtin_return_address(0), NULL, NULL);
     end_launch(NULL);
 }
+// What assert() of the C library calls.
+extern "C" void __assert_fail(const char* text, const char* file, unsigned line, const char* function) noexcept {
+    if (!emulation_now) {
+        fprintf(stderr, "%s:%u: %s: assertion %s failed\n", file, line, function, text);
+        abort();
+    }
+    report("an assertion that fails", emulation_now, __builtin_return_address(0), NULL, NULL);
+    end_launch(NULL);
+}
 
 // ---- blocks ----------------------------------------------------------------------------------------------------
 
@@ -616,26 +625,42 @@ static void run_blocks(Launch* launch) {
 static int schedule_number = -1;
 void emulation_schedule(int number) { schedule_number = number; }
 
-double emulation_limit() {
-    const char* text = getenv("EMULATION_LIMIT");
-    return text ? atof(text) : 1;
+double emulation_setting(const char* name, double least, double most, double otherwise) {
+    const char* text = getenv(name);
+    char* end;
+    double x = text ? strtod(text, &end) : otherwise;
+    bool whole = least == floor(least) && least > 0;
+    if (text && (end == text || *end || !(x >= least && x <= most) || (whole && x != floor(x)))) {
+        fprintf(stderr, "error: %s wants a %snumber from %g to %g, not '%s'\n", name, whole ? "whole " : "", least,
+                most, text);
+        exit(2);
+    }
+    return x;
 }
+
+double emulation_limit() { return emulation_setting("EMULATION_LIMIT", 0, 1e9, 1); }
 bool emulation_affords(double bytes, double flops) {
     double limit = emulation_limit();
     return bytes <= limit * 1e7 && flops <= limit * 1e8;
 }
 
 static int num_workers() {
-    static int workers = 0;
-    if (workers == 0) {
-        const char* threads = getenv("EMULATION_THREADS");
-        workers = threads ? atoi(threads) : (int)std::thread::hardware_concurrency();
-        workers = std::max(1, std::min(workers, 64));
-    }
+    static int workers =
+        (int)emulation_setting("EMULATION_THREADS", 1, 64, std::clamp((int)std::thread::hardware_concurrency(), 1, 64));
     return workers;
 }
 
 uint32_t emulation_launches, emulation_replay_shift;
+
+static Launch parameters_of; // of the next launch
+void emulation_parameter(int number, const void* place, size_t bytes, const void* pointer) {
+    Launch& l = parameters_of;
+    const char *begin = (const char*)place, *end = begin + bytes;
+    if (number == 1) { l.host_pointers.clear(), l.parameters = begin, l.parameters_end = end; }
+    l.parameters = std::min(l.parameters, begin), l.parameters_end = std::max(l.parameters_end, end);
+    size_t offset;
+    if (pointer && !device_offset(pointer, &offset)) { l.host_pointers.push_back({number, (const char*)pointer}); }
+}
 
 cudaError_t emulation_check_config(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes);
 
@@ -649,6 +674,8 @@ void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_b
     launch.schedule = schedule_number < 0 ? (launch.number - emulation_replay_shift) % 1000 : (uint64_t)schedule_number;
     launch.num_blocks = (size_t)grid.x * grid.y * grid.z;
     launch.cluster = cluster;
+    launch.host_pointers = parameters_of.host_pointers;
+    launch.parameters = parameters_of.parameters, launch.parameters_end = parameters_of.parameters_end;
     launch.next_block = 0, launch.unsupported = NULL, launch.grid_arrived = launch.grid_phase = 0;
     launch.grid_last = {};
     launch.holds_accumulators = false;

@@ -190,6 +190,12 @@ struct SharedVariable {
     const char* name;
 };
 
+// A parameter of a kernel that points to the host's memory.
+struct HostPointer {
+    int number; // from 1
+    const char* p;
+};
+
 struct Launch {
     const void* kernel;
     dim3 grid, block;
@@ -199,6 +205,8 @@ struct Launch {
     void* closure;
     uint64_t schedule;
     uint32_t number; // counts launches
+    std::vector<HostPointer> host_pointers;
+    const char *parameters, *parameters_end; // where they are
     size_t num_blocks;
     std::atomic<size_t> next_block;
     std::atomic<const char*> unsupported; // NULL, or why the launch was ended
@@ -294,6 +302,13 @@ void host_has_written(const void* p, size_t bytes); // device memory, by a copy,
 void host_reads(const void* p, size_t bytes);
 // False unless p points to device memory. *offset: from its begin.
 bool device_offset(const void* p, size_t* offset);
+// True if the bytes from p on are in one allocation of device memory. *pinned: by cudaMallocHost, which the host may access.
+bool is_allocated(const void* p, size_t bytes, bool* pinned);
+void pin(const void* p); // an allocation
+
+// The value of an environment variable; `otherwise` if it is not set. Ends the program unless it is a number from least to most,
+// and if least is whole, a whole number.
+double emulation_setting(const char* name, double least, double most, double otherwise);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
 void copy_issued(const BulkCopy& c);
 void copy_arrived(const BulkCopy& c);
@@ -414,6 +429,7 @@ extern bool emulation_property;  // the check computes a property of what it rea
 void add_suspect(const Suspect& s);
 void last_suspect(const Suspect& s); // the one to follow if there is none
 extern size_t emulation_kept; // offset of what should have been written and still has its start value, 0: of nothing
+void* pc_of_fault(void* context); // NULL: unknown, or not in a kernel
 void call_kernel(Fiber* f);
 void watch_for_hangs();
 double emulation_limit(); // how much longer than usual a check may take: EMULATION_LIMIT

@@ -119,7 +119,7 @@ std::vector<std::vector<std::string>> lines_of(const std::vector<uintptr_t>& add
     symbolize("-a -i", addresses, [&](const std::string& line) {
         if (line.compare(0, 2, "0x") == 0) { // the address itself
             all.push_back({});
-        } else if (!all.empty() && line[0] != '?' && line.find("/dev/cuda/emulation/") == std::string::npos) {
+        } else if (!all.empty() && line[0] != '?' && line.find("/cuda/emulation/") == std::string::npos) {
             size_t slash = line.rfind('/');
             all.back().push_back(line.substr(slash + 1, line.find(" (discriminator") - (slash + 1)));
         }
@@ -504,6 +504,7 @@ struct DeviceMemory {
     std::map<size_t, size_t> allocated;  // offset -> bytes asked for
     std::map<size_t, std::string> names; // of allocations, by offset
     std::map<size_t, size_t> watched;    // of emulation_watch(): offset -> bytes
+    std::set<size_t> pinned;             // offsets of allocations that the host may access
     std::multimap<size_t, size_t> free;  // bytes -> offset
 };
 static DeviceMemory& device() {
@@ -519,7 +520,7 @@ static void* reserve(size_t bytes) {
     void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? NULL : p;
 }
-static void on_fault(int signal);
+static void on_fault(int signal, siginfo_t*, void* context);
 static void open_device() { // reserves addresses, not memory: 64 GB, or what the system allows
     DeviceMemory& d = device();
     for (d.size = (size_t)64 << 30; d.size > ((size_t)64 << 20); d.size /= 2) {
@@ -532,8 +533,10 @@ static void open_device() { // reserves addresses, not memory: 64 GB, or what th
         if (d.pcs) { munmap(d.pcs, 2 * d.size); }
     }
     d.end = DEVICE_GAP;
-    signal(SIGSEGV, on_fault);
-    signal(SIGBUS, on_fault);
+    struct sigaction fault = {};
+    fault.sa_sigaction = on_fault, fault.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &fault, NULL);
+    sigaction(SIGBUS, &fault, NULL);
     device_base = d.base, device_size = d.size, device_valid = d.valid, device_writes = d.writes;
 }
 
@@ -581,10 +584,21 @@ cudaError_t cudaFree(void* p) {
         madvise((char*)d.pcs + 2 * begin, 2 * (end - begin), MADV_DONTNEED);
     }
     d.free.insert({total, found->first});
-    d.names.erase(found->first), d.watched.erase(found->first);
+    d.names.erase(found->first), d.watched.erase(found->first), d.pinned.erase(found->first);
     d.allocated.erase(found);
     return cudaSuccess;
 }
+
+bool is_allocated(const void* p, size_t bytes, bool* pinned) {
+    DeviceMemory& d = device();
+    size_t offset = (size_t)((const char*)p - d.base);
+    auto next = d.allocated.upper_bound(offset);
+    if (next == d.allocated.begin()) { return false; }
+    auto a = std::prev(next);
+    *pinned = d.pinned.count(a->first) > 0;
+    return offset - a->first + bytes <= a->second;
+}
+void pin(const void* p) { device().pinned.insert((size_t)((const char*)p - device().base)); }
 
 void emulation_name(const void* p, const char* name) {
     size_t offset;
@@ -1003,10 +1017,12 @@ static __thread void* last_pc;        // of the last access to neither shared no
 static __thread bool misaligned_last; // the last access was misaligned, which a CPU does not allow either for 16 bytes
 
 // A wild pointer: names the thread instead of a bare "Segmentation fault". A misaligned access has been reported already.
-static void on_fault(int signal) {
+static void on_fault(int signal, siginfo_t*, void* context) {
     if (emulation_now) {
         if (!misaligned_last) {
-            report("an access through a pointer to no memory", emulation_now, last_pc, NULL, NULL);
+            void* pc = pc_of_fault(context);
+            report("an access through a pointer to no memory", emulation_now, pc ? pc : last_pc, NULL, NULL,
+                   "a write past the end of a local array may be the cause");
         }
         int count;
         fflush(stdout);
@@ -1046,6 +1062,31 @@ static void check_cluster(Fiber* f, const void* p, size_t bytes, void* pc) {
     }
 }
 
+// An access to the host's memory. A GPU finds nothing there if that is where a pointer parameter leads; the parameters themselves
+// are there too, and what the host's constants are.
+static void check_host_pointers(Fiber* f, const char* p, AccessKind kind, void* pc) {
+    const Launch* l = f->block->launch;
+    if (p >= l->parameters && p < l->parameters_end) { return; }
+    const HostPointer* nearest = NULL;
+    for (const HostPointer& h : l->host_pointers) {
+        if (h.p <= p && (!nearest || h.p > nearest->p)) { nearest = &h; }
+    }
+    if (!nearest || p - nearest->p >= (ptrdiff_t)4 << 30) { return; }
+    add_finding(kind == ACCESS_READ ? "a read of the host's memory" : "a write to the host's memory",
+                " through parameter " + std::to_string(nearest->number) + ", which is no pointer of cudaMalloc", f, pc,
+                NULL, NULL);
+}
+// The host accesses device memory: beside a GPU it would end by a segmentation fault.
+static void host_access(const void* p, AccessKind kind, void* pc) {
+    size_t offset;
+    bool pinned;
+    if (!device_offset(p, &offset) || (is_allocated(p, 1, &pinned) && pinned)) { return; }
+    fflush(stdout);
+    fprintf(stderr, "error: the host %s%s, at %s: it needs cudaMemcpy\n", kind == ACCESS_READ ? "reads" : "writes",
+            describe_device(offset).substr(3).c_str(), describe_pc(pc, false).c_str());
+    _exit(EXIT_FAILURE);
+}
+
 // Tells trace.cpp who has written what the followed thread reads.
 static void observe_read(const Fiber* f, const void* p) {
     const Block* b = f->block;
@@ -1072,12 +1113,17 @@ void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, voi
         if (kind != ACCESS_READ || !reads_plainly(f, in_device, bytes)) { check_device(f, in_device, bytes, kind, pc); }
     } else { // the host's memory, for example a kernel's parameters
         last_pc = pc;
-        if (f->block->launch->cluster > 1 && kind == ACCESS_READ) { check_cluster(f, p, bytes, pc); }
+        const Launch* l = f->block->launch;
+        if (l->cluster > 1 && kind == ACCESS_READ) { check_cluster(f, p, bytes, pc); }
+        if (__builtin_expect(!l->host_pointers.empty(), 0)) { check_host_pointers(f, (const char*)p, kind, pc); }
     }
 }
 static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
     Fiber* f = emulation_now;
-    if (!f) { return; }
+    if (!f) {
+        host_access(p, kind, pc);
+        return;
+    }
     size_t in_stack = (size_t)((const char*)p - f->stack);
     if (in_stack >= STACK_BYTES) {
         check_access_of(f, p, bytes, kind, pc);

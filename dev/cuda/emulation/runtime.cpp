@@ -88,8 +88,17 @@ static bool run_a_task(bool blocking) {
     }
     return false;
 }
-template <class Done> static void run_until(Done done) {
+// early or late; NULL: streams are no queues
+static const char* stream_order() {
     const char* order = getenv("EMULATION_STREAMS");
+    if (order && strcmp(order, "early") != 0 && strcmp(order, "late") != 0) {
+        fprintf(stderr, "error: EMULATION_STREAMS wants early or late, not '%s'\n", order);
+        exit(2);
+    }
+    return order;
+}
+template <class Done> static void run_until(Done done) {
+    const char* order = stream_order();
     bool blocking_first = order && strcmp(order, "late") == 0;
     while (!done()) {
         bool ran = run_a_task(blocking_first) || run_a_task(!blocking_first);
@@ -110,7 +119,7 @@ cudaError_t cudaDeviceSynchronize() {
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     *stream = NULL;
-    if (!getenv("EMULATION_STREAMS")) { return cudaSuccess; }
+    if (!stream_order()) { return cudaSuccess; }
     *stream = new EmulationStream{flags != cudaStreamNonBlocking, {}};
     streams.push_back(*stream);
     return cudaSuccess;
@@ -217,7 +226,11 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }
-cudaError_t cudaMallocHost(void** p, size_t bytes) { return emulation_malloc(p, bytes); }
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
+    cudaError_t error = emulation_malloc(p, bytes);
+    if (error == cudaSuccess) { pin(*p); }
+    return error;
+}
 cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void*), void* argument) {
     emulation_put(stream, [=] { function(argument); });
@@ -246,12 +259,30 @@ static void fill(void* p, int value, size_t bytes) {
     memset(p, value, bytes);
     host_has_written(p, bytes);
 }
+// False for an end of a copy that is not where its kind says, or that is longer than the allocation.
+static bool is_end(const void* p, size_t bytes, bool on_device) {
+    size_t offset;
+    bool pinned;
+    if (!device_offset(p, &offset)) { return !on_device; }
+    return is_allocated(p, bytes, &pinned) && (on_device || pinned);
+}
+static bool can_copy(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    size_t offset;
+    bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (kind == cudaMemcpyDefault) {
+        to_device = device_offset(to, &offset), from_device = device_offset(from, &offset);
+    }
+    return bytes == 0 || (is_end(to, bytes, to_device) && is_end(from, bytes, from_device));
+}
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (!can_copy(to, from, bytes, kind)) { return fail(cudaErrorInvalidValue); }
     cudaStreamSynchronize(NULL);
     copy(to, from, bytes, kind);
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (!can_copy(to, from, bytes, kind)) { return fail(cudaErrorInvalidValue); }
     size_t offset; // memory of the host that cudaMallocHost() has not given is pageable
     bool queues = stream && !capturing;
     bool reads_pageable = queues && kind == cudaMemcpyHostToDevice && !device_offset(from, &offset);
@@ -281,9 +312,8 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 int emulation_arch() {
     static int arch = 0;
     if (arch == 0) {
-        const char* text = getenv("EMULATION_ARCH");
-        int asked = text ? atoi(text) : 0;
-        arch = asked <= 0 || asked >= 90 ? 90 : asked >= 80 ? 80 : 75;
+        int asked = (int)emulation_setting("EMULATION_ARCH", 1, 999, 90);
+        arch = asked >= 90 ? 90 : asked >= 80 ? 80 : 75;
     }
     return arch;
 }
@@ -307,13 +337,11 @@ static bool sms_are_asked_for;
 void emulation_sms(int number) { usual_sms = number, sms_are_asked_for = false; }
 bool emulation_depends_on_sms() { return usual_sms == 2 && sms_are_asked_for && !getenv("EMULATION_SMS"); }
 static int num_sms() {
-    const char* text = getenv("EMULATION_SMS");
     sms_are_asked_for = true;
-    return text && atoi(text) > 0 ? std::min(atoi(text), 1024) : usual_sms;
+    return (int)emulation_setting("EMULATION_SMS", 1, 1024, usual_sms);
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-    const char* text = getenv("EMULATION_GPUS");
-    return *count = text && atoi(text) > 1 ? atoi(text) : 1, cudaSuccess;
+    return *count = (int)emulation_setting("EMULATION_GPUS", 1, 64, 1), cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {

@@ -122,6 +122,11 @@ static void replay(const std::function<void()>& again, const Suspect* s) {
 // ---- a launch that does not end ------------------------------------------------------------------------------------
 // Its threads run and may wait for each other, but none of them ends. A timer checks once per second of CPU time.
 
+void* pc_of_fault(void* context) {
+    void* pc = (void*)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
+    return pc >= &__executable_start && pc < &emulation_switch ? (char*)pc + 1 : NULL;
+}
+
 static void end_hung_launch() { end_launch(NULL); }
 static void on_second(int, siginfo_t*, void* context) {
     static double seconds, most_seconds = std::max(2.0, 60 * emulation_limit());
@@ -240,6 +245,7 @@ const char* emulation_explain(const std::function<void()>& again) {
     return text.c_str();
 }
 #else
+void* pc_of_fault(void*) { return NULL; }
 void* caller_of(void* pc) { return pc; }
 bool is_followed(const Fiber*) { return false; }
 bool replay_is_over() { return false; }
