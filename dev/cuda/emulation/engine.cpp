@@ -625,20 +625,37 @@ static void run_blocks(Launch* launch) {
 static int schedule_number = -1;
 void emulation_schedule(int number) { schedule_number = number; }
 
-double emulation_setting(const char* name, double least, double most, double otherwise) {
+static const struct {
+    const char* name;
+    bool whole;
+    double least, most;
+} settings[] = {{"EMULATION_LIMIT", false, 0, 1e9},
+                {"EMULATION_THREADS", true, 1, 64},
+                {"EMULATION_ARCH", true, 75, 90},
+                {"EMULATION_SMS", true, 1, 1024},
+                {"EMULATION_GPUS", true, 1, 64}};
+double emulation_setting(const char* name, double otherwise) {
     const char* text = getenv(name);
-    char* end;
-    double x = text ? strtod(text, &end) : otherwise;
-    bool whole = least == floor(least) && least > 0;
-    if (text && (end == text || *end || !(x >= least && x <= most) || (whole && x != floor(x)))) {
-        fprintf(stderr, "error: %s wants a %snumber from %g to %g, not '%s'\n", name, whole ? "whole " : "", least,
-                most, text);
+    return text ? atof(text) : otherwise;
+}
+// All of them are checked at the start, whether the program will ask for them or not.
+__attribute__((constructor)) static void check_settings() {
+    for (const auto& s : settings) {
+        const char* text = getenv(s.name);
+        char* end;
+        double x = text ? strtod(text, &end) : s.least;
+        if (!text || (end != text && !*end && x >= s.least && x <= s.most && (!s.whole || x == floor(x)))) { continue; }
+        fprintf(stderr, "error: %s wants a %snumber from %g to %g, not '%s'\n", s.name, s.whole ? "whole " : "",
+                s.least, s.most, text);
         exit(2);
     }
-    return x;
+    const char* order = getenv("EMULATION_STREAMS");
+    if (!order || strcmp(order, "early") == 0 || strcmp(order, "late") == 0) { return; }
+    fprintf(stderr, "error: EMULATION_STREAMS wants early or late, not '%s'\n", order);
+    exit(2);
 }
 
-double emulation_limit() { return emulation_setting("EMULATION_LIMIT", 0, 1e9, 1); }
+double emulation_limit() { return emulation_setting("EMULATION_LIMIT", 1); }
 bool emulation_affords(double bytes, double flops) {
     double limit = emulation_limit();
     return bytes <= limit * 1e7 && flops <= limit * 1e8;
@@ -646,7 +663,7 @@ bool emulation_affords(double bytes, double flops) {
 
 static int num_workers() {
     static int workers =
-        (int)emulation_setting("EMULATION_THREADS", 1, 64, std::clamp((int)std::thread::hardware_concurrency(), 1, 64));
+        (int)emulation_setting("EMULATION_THREADS", std::clamp((int)std::thread::hardware_concurrency(), 1, 64));
     return workers;
 }
 
@@ -656,7 +673,7 @@ static Launch parameters_of; // of the next launch
 void emulation_parameter(int number, const void* place, size_t bytes, const void* pointer) {
     Launch& l = parameters_of;
     const char *begin = (const char*)place, *end = begin + bytes;
-    if (number == 1) { l.host_pointers.clear(), l.parameters = begin, l.parameters_end = end; }
+    if (number == 0) { l.host_pointers.clear(), l.parameters = begin, l.parameters_end = end; }
     l.parameters = std::min(l.parameters, begin), l.parameters_end = std::max(l.parameters_end, end);
     size_t offset;
     if (pointer && !device_offset(pointer, &offset)) { l.host_pointers.push_back({number, (const char*)pointer}); }

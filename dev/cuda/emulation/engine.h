@@ -306,9 +306,8 @@ bool device_offset(const void* p, size_t* offset);
 bool is_allocated(const void* p, size_t bytes, bool* pinned);
 void pin(const void* p); // an allocation
 
-// The value of an environment variable; `otherwise` if it is not set. Ends the program unless it is a number from least to most,
-// and if least is whole, a whole number.
-double emulation_setting(const char* name, double least, double most, double otherwise);
+// The number in an environment variable of the table in engine.cpp; `otherwise` if it is not set.
+double emulation_setting(const char* name, double otherwise);
 // A copy to shared memory has been issued: what it will write belongs to nobody until it has arrived.
 void copy_issued(const BulkCopy& c);
 void copy_arrived(const BulkCopy& c);

@@ -88,17 +88,8 @@ static bool run_a_task(bool blocking) {
     }
     return false;
 }
-// early or late; NULL: streams are no queues
-static const char* stream_order() {
-    const char* order = getenv("EMULATION_STREAMS");
-    if (order && strcmp(order, "early") != 0 && strcmp(order, "late") != 0) {
-        fprintf(stderr, "error: EMULATION_STREAMS wants early or late, not '%s'\n", order);
-        exit(2);
-    }
-    return order;
-}
 template <class Done> static void run_until(Done done) {
-    const char* order = stream_order();
+    const char* order = getenv("EMULATION_STREAMS");
     bool blocking_first = order && strcmp(order, "late") == 0;
     while (!done()) {
         bool ran = run_a_task(blocking_first) || run_a_task(!blocking_first);
@@ -119,7 +110,7 @@ cudaError_t cudaDeviceSynchronize() {
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     *stream = NULL;
-    if (!stream_order()) { return cudaSuccess; }
+    if (!getenv("EMULATION_STREAMS")) { return cudaSuccess; }
     *stream = new EmulationStream{flags != cudaStreamNonBlocking, {}};
     streams.push_back(*stream);
     return cudaSuccess;
@@ -312,7 +303,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 int emulation_arch() {
     static int arch = 0;
     if (arch == 0) {
-        int asked = (int)emulation_setting("EMULATION_ARCH", 1, 999, 90);
+        int asked = (int)emulation_setting("EMULATION_ARCH", 90);
         arch = asked >= 90 ? 90 : asked >= 80 ? 80 : 75;
     }
     return arch;
@@ -338,11 +329,9 @@ void emulation_sms(int number) { usual_sms = number, sms_are_asked_for = false; 
 bool emulation_depends_on_sms() { return usual_sms == 2 && sms_are_asked_for && !getenv("EMULATION_SMS"); }
 static int num_sms() {
     sms_are_asked_for = true;
-    return (int)emulation_setting("EMULATION_SMS", 1, 1024, usual_sms);
+    return (int)emulation_setting("EMULATION_SMS", usual_sms);
 }
-cudaError_t cudaGetDeviceCount(int* count) {
-    return *count = (int)emulation_setting("EMULATION_GPUS", 1, 64, 1), cudaSuccess;
-}
+cudaError_t cudaGetDeviceCount(int* count) { return *count = (int)emulation_setting("EMULATION_GPUS", 1), cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
     int count;

@@ -460,6 +460,10 @@ __device__ inline bool comes64() {
 __device__ inline void wait65(const float* out) {
     for (unsigned i = 0; i != 63 && !(out[threadIdx.x] > 0.0f); i += 2) {} // bug 65
 }
+__global__ void bug_kernel66(float* out) {
+    assert(threadIdx.x < 40); // bug 66
+    out[threadIdx.x] = 0.0f;
+}
 __global__ void bug_kernel62(float* out) {
     float value = value62();
     out[threadIdx.x] = value;
@@ -593,6 +597,7 @@ static void declare(Bench& b) {
     kernel(63, "input: written at emulation_bugs.cu:", bug_kernel63, 1);
     b.kernel(64, "before: thread (31,0,0) of block (1,0,0) was at", [=](int) { bug_kernel64<<<2, 32>>>(out); }, {0});
     kernel(65, "a launch that does not end", bug_kernel65, 1);
+    kernel(66, "an assertion that fails", bug_kernel66, 1);
 }
 
 int main(int argc, char** argv) {

@@ -144,6 +144,32 @@ static void feature_streams(float* out, float* scratch) {
     cudaCheck(cudaStreamDestroy(second));
 }
 
+// Constants and managed memory; pinned memory, which the host may access; copies that are refused.
+__constant__ float terms[2];
+__global__ void feature_kernel9(float* out, const float* managed) {
+    out[threadIdx.x] = terms[0] + terms[1] + managed[0];
+}
+static void feature_memory(float* out, float* scratch) {
+    float *managed, *pinned, host[2] = {10.0f, 20.0f};
+    cudaCheck(cudaMemcpyToSymbol(terms, host, sizeof(terms)));
+    cudaCheck(cudaMallocManaged(&managed, sizeof(float)));
+    managed[0] = 1.0f;
+    feature_kernel9<<<1, 64>>>(out, managed);
+    cudaCheck(cudaMallocHost(&pinned, 64 * sizeof(float)));
+    cudaCheck(cudaMemcpy(pinned, out, 64 * sizeof(float), cudaMemcpyDeviceToHost));
+    cudaError_t refused[] = {cudaMemcpy(scratch, host, sizeof(host), cudaMemcpyDeviceToHost),
+                             cudaMemcpy(host, scratch, sizeof(host), cudaMemcpyHostToDevice),
+                             cudaMemcpy(scratch, host, sizeof(host), cudaMemcpyDeviceToDevice),
+                             cudaMemcpy(pinned, out, 65 * sizeof(float), cudaMemcpyDeviceToHost),
+                             cudaMemcpyToSymbol(terms, host, 3 * sizeof(float))};
+    bool right = pinned[63] == 31.0f;
+    for (cudaError_t e : refused) { right = right && e == cudaErrorInvalidValue; }
+    (void)cudaGetLastError();
+    if (!right) { cudaCheck(cudaMemset(out, 0, 64 * sizeof(float))); }
+    cudaCheck(cudaFreeHost(pinned));
+    cudaCheck(cudaFree(managed));
+}
+
 static void declare(Bench& b) {
     Buffer<float> out = b.output<float>("out", 64, {0, 0}), scratch = b.scratch<float>("scratch", 64);
     b.reference([=] { std::fill(out.host, out.host + 64, 31.0f); });
@@ -174,6 +200,7 @@ static void declare(Bench& b) {
     };
     b.kernel(7, "a cluster's barrier after threads and a block have ended", cluster, {0});
     b.kernel(8, "two streams", [=](int) { feature_streams(out, scratch); }, {0});
+    b.kernel(9, "kinds of memory", [=](int) { feature_memory(out, scratch); }, {0});
 }
 
 int main(int argc, char** argv) {

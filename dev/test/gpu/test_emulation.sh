@@ -273,8 +273,37 @@ test_features() {
         # shellcheck disable=SC2086
         env ${orders[schedule % 3]} EMULATION_THREADS=$((1 + schedule % 2 * 3)) timeout 60 "$tmp/tree/dev/cuda/emulation_features_cpu" --check \
             --schedule "$schedule" >"$tmp/out" 2>&1 || { cat "$tmp/out" && fail "schedule $schedule fails"; }
-        contains '8 passed, 0 failed, 0 skipped' "$tmp/out"
+        contains '9 passed, 0 failed, 0 skipped' "$tmp/out"
     done
+    local each rc
+    for each in THREADS=0 THREADS=1.5 LIMIT=x LIMIT=-1 ARCH=sm_80 SMS=0 GPUS=two STREAMS=soon; do
+        rc=0
+        env "EMULATION_$each" "$tmp/tree/dev/cuda/emulation_features_cpu" --check >"$tmp/out" 2>&1 || rc=$?
+        want "the exit code of $each" $rc 2
+        contains "error: EMULATION_${each%%=*} wants " "$tmp/out"
+    done
+}
+
+# Pointers of the host in a kernel, and of the device on the host: the mistakes that the course's first program invites.
+test_pointers() {
+    needs_compiler
+    copy_tree
+    local folder=$tmp/tree/dev/learn name rc
+    mkdir "$folder"
+    cp dev/learn/hello.mk dev/learn/hello_findings.cpp "$folder"
+    sed 's/n = 10000000/n = 1000/' dev/learn/hello.cu >"$folder/hello.cu"
+    sed 's/(d_out, d_inp, n);/(out, inp, n);/; /copy from the device/d' "$folder/hello.cu" >"$folder/on_device.cu"
+    sed 's/num_wrong += out/num_wrong += d_out/' "$folder/hello.cu" >"$folder/on_host.cu"
+    for name in hello on_device on_host; do
+        make -C "$folder" -f hello.mk --no-print-directory CXX="$CXX" NVCC=/nonexistent ${name}_cpu >"$tmp/log" 2>&1 || { cat "$tmp/log" && fail "$name"; }
+        rc=0
+        "$folder/${name}_cpu" >"$tmp/$name" 2>&1 || rc=$?
+        want "the exit code of $name" $rc "$([ $name = hello ] && echo 0 || echo 1)"
+    done
+    contains ' 0 of 1000 elements wrong' "$tmp/hello"
+    contains "twice: a read of the host's memory through parameter 2, which is no pointer of cudaMalloc, at on_device.cu:17, " "$tmp/on_device"
+    contains "twice: a write to the host's memory through parameter 1, " "$tmp/on_device"
+    contains 'error: the host reads device memory, byte 0 of an allocation of 4000, at on_host.cu:43: it needs cudaMemcpy' "$tmp/on_host"
 }
 
 # site PROGRAM KERNEL SITE ACCESS WANT: fails unless --transactions prints WANT for this access ("read 4 B") in the line with
@@ -561,5 +590,5 @@ test_mutants() {
     want "the mutants that are caught" "$(cat "$tmp"/verdicts* | grep -c '^caught')" "$(wc -l <"$tmp/chosen")"
 }
 
-tests=(programs choices messages new_op check_flags features transactions bench_functions reports wgmma sm90 kernels mutants)
+tests=(programs choices messages new_op check_flags features pointers transactions bench_functions reports wgmma sm90 kernels mutants)
 run_tests_once "$@"
