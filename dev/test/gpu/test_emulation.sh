@@ -37,6 +37,7 @@ test_programs() {
     contains '1  one thread per element' "$tmp/out"
     "$tmp/tree/dev/cuda/simple_kernel_cpu" --help >"$tmp/out"
     contains '--schedule' "$tmp/out"
+    contains 'with more than 2^32 elements' "$tmp/out"
     # without --check it says that it does not measure
     "$tmp/tree/dev/cuda/simple_kernel_cpu" 1 --schedule 3 -B 1 -T 1 -C 8 >"$tmp/out"
     contains 'times would mean nothing' "$tmp/out"
