@@ -120,7 +120,8 @@ test_practice_refuses() {
     copy
     rm -f "$tmp"/top/dev/cuda/practice_*.cu
     one_line 2 "no OP" ../learn/practice.sh
-    one_line 2 "OP='nothing' is no .cu file here" ../learn/practice.sh nothing 1
+    one_line 2 "OP='nothing' is no .cu file here: make practice" ../learn/practice.sh nothing 1
+    one_line 2 "OP='simple_kernle' is no .cu file here, did you mean simple_kernel?" ../learn/practice.sh simple_kernle 1
     one_line 2 "not 'x'" ../learn/practice.sh simple_kernel x
     one_line 1 "has no banner" ../learn/practice.sh nccl_all_reduce
     run 2 ../learn/practice.sh simple_kernel 3
