@@ -9,6 +9,7 @@ Part of bench.h: what a declare function uses (Bench, Buffer, kinds of input), a
 #include <chrono>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
