@@ -976,9 +976,10 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
         std::vector<int> configs = bench_configs(k);
         bool has_256 = std::find(configs.begin(), configs.end(), 256) != configs.end();
         int config = configs[0] != 0 && has_256 ? 256 : configs[0];
-        missing = bench_skip_reason(d, k);
+        const char* reason = bench_skip_reason(d, k);
         std::string wrong;
-        if (!missing) {
+        missing = NULL;
+        if (!reason) {
             missing = emulation_try([&] {
                 bench_reset(s);
                 emulation_count(true);
@@ -986,8 +987,9 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
             });
         }
         emulation_count(false);
-        if (missing) {
-            printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+        if (reason || missing) {
+            std::string why = reason ? reason : "needs " + std::string(missing) + ", which is not emulated";
+            printf("skip kernel %d (%s): %s\n", k.number, k.what, why.c_str());
             counts.skipped++;
             continue;
         }

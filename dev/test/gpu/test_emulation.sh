@@ -152,7 +152,7 @@ static void declare(Bench& b) {
     b.kernel(1, "even sizes", [=](int bs) { copy_even(out, inp, n, bs); }, {32});
     b.kernel(2, "a launch that fails", [=](int) { copy_even(out, inp, n - n % 2, 2048); }, {0});
     b.kernel(3, "races", [=](int bs) { copy_kernel<<<1, bs>>>(out, inp, n, 1); }, {64, 64});
-    b.kernel(4, "right", [=](int bs) { cudaMemcpy(out, inp, 4 * n, cudaMemcpyDeviceToDevice); }, {0});
+    b.kernel(4, "right", [=](int bs) { cudaMemcpy(out, inp, 4 * n, cudaMemcpyDeviceToDevice); }, {0}, 80);
     b.kernel(5, "divides", [=](int bs) { copy_kernel<<<1, 32 / bs>>>(out, inp, n, (float)heads); }, {0});
     if (b.dry || n == 5) { b.kernel(6, "some devices", [=](int bs) { copy_kernel<<<1, bs>>>(out, inp, n, 0); }, {32}); }
     b.best(4);
@@ -176,6 +176,7 @@ CU
     contains '0 passed, 0 failed, 1 skipped' "$tmp/out"
     shows 1 "FAIL kernel 2 default, T 1 C 6 NH 2: the launcher declines: messages.cu:10: cudaGetLastError(): invalid " --check -T 1 -C 6 2
     shows 1 "error: messages, kernel 5 default, T 1 C 5 NH 2: a division by zero; configuration 0 stands for " --check 5
+    EMULATION_ARCH=75 shows 1 "skip kernel 4 (right): needs code for sm_80, but the GPU is sm_75 and " 4 -T 1 --transactions
     # a kernel that declare() leaves out on the device: at all shapes, at one shape
     local left_out='skip kernel 6 (some devices): needs another GPU or another shape: declare() leaves it out on sm_80'
     EMULATION_ARCH=80 shows 1 "$left_out" 6 -T 1 -C 6 --transactions
