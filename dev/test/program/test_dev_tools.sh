@@ -511,7 +511,7 @@ test_make_targets() {
     run 2 make op_m BIN_DIR="$tmp/nothing"
     contains "error: no op and no target 'op_m', did you mean op_more?" "$tmp/err"
     rm op_more.cu
-    run 0 make -n cpu OPS=op
+    run 0 make -n cpu
     contains "every op, 1 programs: this takes many minutes; one of them: make cpu OP=layernorm_forward" "$tmp/out"
     # an op that is built already
     launches "op_kernel6|16384|$(values 49,210 38.1 91.26 55 0)"
@@ -604,7 +604,7 @@ test_make_new_and_diff() {
         contains "error: no op and no target '${name%%:*}', did you mean ${name#*:}" "$tmp/err"
     done
     run 0 make -n cpu OPS=softmax
-    contains "every op, 1 programs: this takes many minutes; one of them: make cpu OP=layernorm_forward" "$tmp/out"
+    ! grep "every op" "$tmp/out" || fail "OPS=softmax is not every op"
     run 2 make attention
     contains "error: no op and no target 'attention' (make help lists the targets)" "$tmp/err"
 }
