@@ -181,6 +181,7 @@ inline int bench_run(BenchDevice& d, const char* op, void (*declare)(Bench&), co
     BenchCounts counts = {0, 0, 0};
     std::vector<int> failed;
     bench_check_shape(d, s, shape, true, &counts, &failed);
+    bench_skip_undeclared(d, &counts);
     bench_print_repeats();
     if (s.sampled) { printf("A sample of the results is compared with the CPU; the others must be finite.\n"); }
     if (counts.failed) {

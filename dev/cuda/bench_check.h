@@ -377,6 +377,12 @@ inline void bench_name_division(const BenchState& s, const std::string& shape, c
     signal(SIGFPE, bench_on_division);
 }
 
+// What each kernel is, by its number, that declare() names without a device; NULL once it has declared the kernel on the device.
+inline std::map<int, const char*>& bench_undeclared() {
+    static std::map<int, const char*> kernels;
+    return kernels;
+}
+
 // Runs declare() for a shape and a kind of input, sets guards, takes the inputs' checksums and computes the references.
 inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(Bench&), const Shape& shape, int which) {
     s.which = which, s.kind = shape.kind;
@@ -385,8 +391,12 @@ inline void bench_declare(BenchState& s, const BenchDevice& d, void (*declare)(B
     s.seed = (uint32_t)bench_flags().seed;
     s.rng.seed(s.seed);
     s.guards = bench_flags().guards;
+    for (const BenchKernel& k : bench_cost(declare, shape, which).kernels) {
+        bench_undeclared().insert({k.number, k.what});
+    }
     Bench b = bench_view(s, shape, d.stream, false);
     declare(b);
+    for (const BenchKernel& k : s.kernels) { bench_undeclared()[k.number] = NULL; }
     for (BenchBuffer& x : s.buffers) {
         bench_set_guards(x);
         if (x.kind == BenchKind::input) { x.checksum = bench_checksum(d, x); }
@@ -601,6 +611,16 @@ struct BenchCounts {
     int passed, failed, skipped;
     bool stops() const { return failed && bench_flags().first_failure; }
 };
+
+// Skips the wanted kernels that declare() has left out on the device, at each shape so far.
+inline void bench_skip_undeclared(const BenchDevice& d, BenchCounts* counts) {
+    for (const auto& k : std::exchange(bench_undeclared(), {})) {
+        if (!k.second || !bench_flags().kernels.has(k.first) || counts->stops()) { continue; }
+        bench_report("skip kernel " + std::to_string(k.first) + " (" + k.second + ")", "",
+                     "needs another GPU or another shape: declare() leaves it out on sm_" + std::to_string(d.arch));
+        counts->skipped++;
+    }
+}
 
 // Checks the properties of a kernel that have not been checked yet.
 inline void bench_check_properties(const BenchKernel& k, BenchCounts* counts) {
@@ -843,6 +863,7 @@ inline int bench_run_stress(const BenchDevice& d, const char* op, void (*declare
         fflush(stdout);
         if (counts.stops()) { break; }
     }
+    bench_skip_undeclared(d, &counts);
     bench_print_repeats();
     printf("%d random shapes: %d passed, %d failed, %d skipped\n", num_shapes, counts.passed, counts.failed,
            counts.skipped);
@@ -892,6 +913,7 @@ inline int bench_run_check(const BenchDevice& d, const char* op, void (*declare)
             bench_check_case(d, op, declare, s, which, i > 0, number, &counts);
         }
     }
+    bench_skip_undeclared(d, &counts);
     bench_print_repeats();
     if (counts.stops()) { printf("ended with the first failure\n"); }
     if (!has_timed) {
@@ -954,9 +976,10 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
         std::vector<int> configs = bench_configs(k);
         bool has_256 = std::find(configs.begin(), configs.end(), 256) != configs.end();
         int config = configs[0] != 0 && has_256 ? 256 : configs[0];
-        missing = bench_skip_reason(d, k);
+        const char* reason = bench_skip_reason(d, k);
         std::string wrong;
-        if (!missing) {
+        missing = NULL;
+        if (!reason) {
             missing = emulation_try([&] {
                 bench_reset(s);
                 emulation_count(true);
@@ -964,8 +987,9 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
             });
         }
         emulation_count(false);
-        if (missing) {
-            printf("skip kernel %d (%s): needs %s, which is not emulated\n", k.number, k.what, missing);
+        if (reason || missing) {
+            std::string why = reason ? reason : "needs " + std::string(missing) + ", which is not emulated";
+            printf("skip kernel %d (%s): %s\n", k.number, k.what, why.c_str());
             counts.skipped++;
             continue;
         }
@@ -981,6 +1005,7 @@ inline int bench_run_transactions(const BenchDevice& d, const char* op, void (*d
         if (f.kernels.single() < 0) { printf("\n"); }
         fflush(stdout);
     }
+    bench_skip_undeclared(d, &counts);
     bench_free(s);
     return counts.failed || !counts.passed ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -9,6 +9,7 @@ Part of bench.h: what a declare function uses (Bench, Buffer, kinds of input), a
 #include <chrono>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -787,7 +788,7 @@ inline void bench_parse(int argc, char** argv, const char* name, const Shape& ow
         {OPT_BOOL, 0, NULL, "full", &f.full, NULL, "with --check: check at the shape that is timed", 0, 0},
         {OPT_BOOL, 0, NULL, "first-failure", &f.first_failure, NULL, "with --check: end with the first failure", 0, 0},
         {OPT_BOOL, 0, NULL, "huge", &f.huge, NULL,
-         "with --check: check the promoted kernel with more than 2^31 elements instead, in ops that can", 0, 0},
+         "with --check: check the promoted kernel with more than 2^32 elements instead, in ops that can", 0, 0},
         {OPT_INT, 0, NULL, "stress", &f.stress, "N",
          "with --check: check N random shapes, each with a random seed and kind of input; --seed repeats the choice", 0,
          INT_MAX},

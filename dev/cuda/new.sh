@@ -11,7 +11,16 @@ op=${1-}
 [ -n "$op" ] || usage "no OP"
 [[ $op =~ ^[a-z][a-z0-9_]*$ && $op != practice_* && $op != *_cpu ]] ||
     usage "OP='$op' is no name of an op, which has small letters, digits and _, and neither begins with practice_ nor ends with _cpu"
-for file in "$op.cu" "$op.cuh"; do [ ! -e "$file" ] || usage "$file is there already; a new op needs another name"; done
+for file in "$op.cu" "$op.cuh" "$op"; do [ ! -e "$file" ] || usage "$file is there already; a new op needs another name"; done
+# an op's binaries are OP and OP_cpu; without OP= and OPS= this one would be a target, too
+! grep -qE "^$op(_cpu)?:" < <(MAKEFLAGS='' make -qp OP= OPS= 2>/dev/null) || usage "OP='$op' is a target of the Makefile here"
+# the keywords that are not in the text below
+keywords='alignas alignof and and_eq asm auto bitand bitor bool break case catch class compl const_cast constexpr continue decltype
+default delete do dynamic_cast else enum explicit export extern false friend goto inline long mutable namespace new noexcept not
+not_eq nullptr operator or or_eq private protected public register reinterpret_cast short signed static_assert static_cast struct
+switch template this thread_local throw true try typedef typeid typename union using virtual volatile wchar_t while xor xor_eq'
+text=$(sed -e '1,/^#include/d; /^CU$/,$d' -e 's|//.*||; s/"[^"]*"//g' "${0##*/}")
+! grep -qw -- "$op" <<<"$keywords $text" || usage "OP='$op' is a word of C++, or of the new file itself"
 sed "s/@OP@/$op/g" >"$op.cu" <<'CU'
 /* @OP@: out = inp; say here what it computes
 

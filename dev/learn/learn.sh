@@ -54,7 +54,10 @@ while IFS='|' read -r step op kernel shows; do
         sed -n 's/^all: \([0-9]*\) launch[es]*, \([0-9]*\) bytes asked, \([0-9]*\) in sectors, efficiency \([0-9.]*%\), \([0-9]*\) unique; [0-9]* shared wavefronts*, \([0-9]*\) conflicts*$/\1 \2 \3 \4 \5 \6/p' \
             "$tmp/counts" >"$tmp/all"
         read -r launches asked moved efficiency unique conflicts <"$tmp/all"
-        shape=$(sed -n '1s/.*\(B [0-9]* T [0-9]* C [0-9]*\) NH [0-9]* V \([0-9]*\).*/\1 V \2/p' "$tmp/counts")
+        # softmax_forward, bf16, B 1 T 16 V 50257 (a small shape; ...
+        shape=$(sed -n '1s/^[a-z0-9_]*, [a-z0-9]*, \([A-Z]* [A-Z0-9 ]*[0-9]\).*/\1/p' "$tmp/counts")
+        [ -n "$shape" ] && [ -n "$conflicts" ] ||
+            { echo "error: no shape or no counts in what $program $kernel --transactions prints" >&2 && exit 1; }
         printf '    %s; %s\n' "$(tail -n 1 "$tmp/check" | sed 's/ passed.*/ checks passed/')" \
             "$shape: $asked bytes asked, $moved moved in sectors, efficiency $efficiency"
         printf '%s %s|%s|%s|%s|%s|%s|%s\n' "$op" "$kernel" "$asked" "$moved" "$efficiency" "$unique" "$conflicts" "$launches" \

@@ -37,6 +37,7 @@ test_programs() {
     contains '1  one thread per element' "$tmp/out"
     "$tmp/tree/dev/cuda/simple_kernel_cpu" --help >"$tmp/out"
     contains '--schedule' "$tmp/out"
+    contains 'with more than 2^32 elements' "$tmp/out"
     # without --check it says that it does not measure
     "$tmp/tree/dev/cuda/simple_kernel_cpu" 1 --schedule 3 -B 1 -T 1 -C 8 >"$tmp/out"
     contains 'times would mean nothing' "$tmp/out"
@@ -151,8 +152,9 @@ static void declare(Bench& b) {
     b.kernel(1, "even sizes", [=](int bs) { copy_even(out, inp, n, bs); }, {32});
     b.kernel(2, "a launch that fails", [=](int) { copy_even(out, inp, n - n % 2, 2048); }, {0});
     b.kernel(3, "races", [=](int bs) { copy_kernel<<<1, bs>>>(out, inp, n, 1); }, {64, 64});
-    b.kernel(4, "right", [=](int bs) { cudaMemcpy(out, inp, 4 * n, cudaMemcpyDeviceToDevice); }, {0});
+    b.kernel(4, "right", [=](int bs) { cudaMemcpy(out, inp, 4 * n, cudaMemcpyDeviceToDevice); }, {0}, 80);
     b.kernel(5, "divides", [=](int bs) { copy_kernel<<<1, 32 / bs>>>(out, inp, n, (float)heads); }, {0});
+    if (b.dry || n == 5) { b.kernel(6, "some devices", [=](int bs) { copy_kernel<<<1, bs>>>(out, inp, n, 0); }, {32}); }
     b.best(4);
 }
 int main(int argc, char** argv) {
@@ -174,6 +176,14 @@ CU
     contains '0 passed, 0 failed, 1 skipped' "$tmp/out"
     shows 1 "FAIL kernel 2 default, T 1 C 6 NH 2: the launcher declines: messages.cu:10: cudaGetLastError(): invalid " --check -T 1 -C 6 2
     shows 1 "error: messages, kernel 5 default, T 1 C 5 NH 2: a division by zero; configuration 0 stands for " --check 5
+    EMULATION_ARCH=75 shows 1 "skip kernel 4 (right): needs code for sm_80, but the GPU is sm_75 and " 4 -T 1 --transactions
+    # a kernel that declare() leaves out on the device: at all shapes, at one shape
+    local left_out='skip kernel 6 (some devices): needs another GPU or another shape: declare() leaves it out on sm_80'
+    EMULATION_ARCH=80 shows 1 "$left_out" 6 -T 1 -C 6 --transactions
+    EMULATION_ARCH=80 shows 0 "$left_out" 6 -T 1 -C 6 --check --stress 1
+    EMULATION_ARCH=80 shows 0 "$left_out" 6 -T 1 -C 6
+    contains '0 passed, 0 failed, 1 skipped' "$tmp/out"
+    shows 0 "1 passed, 0 failed, 1 skipped" 6 --check # C 7 takes too long
     # a shape that the emulation cannot afford, and the one that is timed
     shows 0 "skip T 100000000 C 7 NH 2: takes the emulation too long; EMULATION_LIMIT=10 " 4 --check
     contains '2 passed, 0 failed, 1 skipped' "$tmp/out"
@@ -187,7 +197,7 @@ CU
     shows 2 "--csv cannot be combined with --list" --list --csv "$tmp/times"
     # ranges
     "$program" 2-3,5- --list >"$tmp/out"
-    want "the kernels of 2-3,5-" "$(grep -o '^[0-9]*' "$tmp/out" | tr '\n' ' ')" "2 3 5 "
+    want "the kernels of 2-3,5-" "$(grep -o '^[0-9]*' "$tmp/out" | tr '\n' ' ')" "2 3 5 6 "
     # slips in declare()
     sed -i 's/int n = b.C,/require(b.C != 6); &/' "$source"
     make_cpu cpu OP=messages
@@ -196,9 +206,9 @@ CU
     shows 0 "skip B 1 T 1 C 6 NH 2 V 0: declare() declines: messages.cu:13: declare needs b.C != 6" 4 --check -T 1 -C 5:6:1
     contains '1 passed, 0 failed, 1 skipped' "$tmp/out"
     shows 2 "messages_cpu: C 6: messages.cu:13: declare needs b.C != 6" 4 --check -C 6
-    sed -i.old 's/b.best(4)/b.best(6)/' "$source"
+    sed -i.old 's/b.best(4)/b.best(7)/' "$source"
     make_cpu cpu OP=messages
-    shows 1 "error: messages.cu:$(grep -n 'b.best' "$source" | cut -d: -f1): b.best(6), but there is no such kernel" --list
+    shows 1 "error: messages.cu:$(grep -n 'b.best' "$source" | cut -d: -f1): b.best(7), but there is no such kernel" --list
     sed 's/b.kernel(4/b.kernel(3/' "$source.old" >"$source"
     make_cpu cpu OP=messages
     shows 1 "error: messages.cu:$(grep -n '"right"' "$source" | cut -d: -f1): b.kernel(3, \"right\"): \"races\" has this number, too" --list

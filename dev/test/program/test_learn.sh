@@ -56,7 +56,24 @@ same_code() {
     sed -n '/^#include/,$p' "$tmp/top/dev/cuda/practice_$1.cu" | cmp - "$tmp/original" || fail "$1 $2: with its body, it is not the original"
 }
 
-# ---- practice ----
+# ---- learn, practice ----
+
+# Each kernel has a line with its checks, its shape and its counts. A program whose text has no shape is an error.
+test_learn() {
+    needs_compiler
+    copy
+    run 0 make CXX="$CXX" learn LEARN_OPS=simple_kernel
+    contains "30 checks passed; B 1 T 64 C 768: 196608 bytes asked, 196608 moved in sectors, efficiency 100%" "$tmp/out"
+    want "the lines of kernels" "$(grep -cE '^    [0-9]+ checks passed; B [0-9 A-Z]+: [0-9]+ bytes asked, ' "$tmp/out")" 3
+    ! grep 'every op' "$tmp/out" || fail "simple_kernel is not every op"
+    local program=$tmp/top/dev/cuda/simple_kernel_cpu
+    mv "$program" "$program.real"
+    printf '#!/bin/sh\n"$0.real" "$@" | sed "/^simple_kernel, /d"\n' >"$program"
+    chmod +x "$program"
+    run 1 env LEARN_OPS=simple_kernel ../learn/learn.sh . _cpu
+    want "stderr" "$(cat "$tmp/err")" "error: no shape or no counts in what ./simple_kernel_cpu 1 --transactions prints"
+    rm "$program" "$program.real"
+}
 
 # The op's check rejects a missing body and accepts the original. Tests two ops, or all in `make test-full`.
 test_practice() {
@@ -120,7 +137,8 @@ test_practice_refuses() {
     copy
     rm -f "$tmp"/top/dev/cuda/practice_*.cu
     one_line 2 "no OP" ../learn/practice.sh
-    one_line 2 "OP='nothing' is no .cu file here" ../learn/practice.sh nothing 1
+    one_line 2 "OP='nothing' is no .cu file here: make practice" ../learn/practice.sh nothing 1
+    one_line 2 "OP='simple_kernle' is no .cu file here, did you mean simple_kernel?" ../learn/practice.sh simple_kernle 1
     one_line 2 "not 'x'" ../learn/practice.sh simple_kernel x
     one_line 1 "has no banner" ../learn/practice.sh nccl_all_reduce
     run 2 ../learn/practice.sh simple_kernel 3
@@ -830,7 +848,7 @@ test_ladders_of_the_pages() {
     done
 }
 
-tests=(practice every_rung practice_time practice_refuses braces text_of_an_op headers_stand_once practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
+tests=(learn practice every_rung practice_time practice_refuses braces text_of_an_op headers_stand_once practice_is_no_op exercises_can_be_practised answers answers_that_are_kernels
        structure pages false_output_is_seen false_structure_is_seen lists_of_kernels lists_are_those_of_the_programs
        ladders ladders_of_a_gpu false_ladders_are_refused ladders_of_the_pages)
 run_tests_once "$@"
