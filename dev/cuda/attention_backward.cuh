@@ -87,6 +87,7 @@ __global__ void attention_backward_dsum_kernel3(float* dsum, const floatX* dout,
 
 // Writes dsum to a.scratch.
 void attention_backward_dsum(const AttentionBackwardArgs& a, const Execution& exec) {
+    require(a.C / a.NH % 8 == 0);
     int num_rows = a.B * a.T * a.NH, block_size = 256;
     launch_kernel(attention_backward_dsum_kernel3, LaunchShape(ceil_div(num_rows, block_size / 8), block_size), exec,
                   a.scratch, a.dout, a.out, a.T, a.NH, a.C / a.NH, num_rows);
@@ -223,7 +224,7 @@ template <int D> void attention_backward_plain_sized(const AttentionBackwardArgs
 
 void attention_backward_plain(const AttentionBackwardArgs& a, const Execution& exec) {
     int HS = a.C / a.NH;
-    require(HS % 8 == 0 && HS <= 256 && a.B * a.NH <= 65535);
+    require(HS <= 256 && a.B * a.NH <= 65535);
     attention_backward_dsum(a, exec);
     auto sized = HS <= 64    ? attention_backward_plain_sized<1>
                  : HS <= 128 ? attention_backward_plain_sized<2>

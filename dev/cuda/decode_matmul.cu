@@ -135,6 +135,7 @@ void decode_matmul12(DecodeMatmulKernel12 kernel, floatX* out, const floatX* x, 
                      const floatX* norm_bias, const floatX* weight, const floatX* bias, const floatX* residual,
                      floatX* norm, bool gelu, int B, int K, int OC, float epsilon, cudaStream_t stream,
                      int block_size) {
+    require(K % 8 == 0);
     if (norm_weight) {
         decode_matmul_norm_kernel1<<<B, 32, 0, stream>>>(norm, x, norm_weight, norm_bias, K, epsilon);
         cudaCheck(cudaGetLastError());

@@ -478,6 +478,7 @@ template <int rows> void layernorm_forward11(floatX* out, float* mean, float* rs
 
 void layernorm_forward13(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                          const floatX* bias, int N, int C, cudaStream_t stream, int) {
+    require(C % x128::size == 0);
     int row_warps = ceil_div(C / x128::size, 32);
     if (row_warps > 16) { // longer rows take kernel 7
         layernorm_forward(out, mean, rstd, inp, weight, bias, N, C, NORM_EPSILON, stream);

@@ -100,7 +100,7 @@ __device__ inline void matmul_backward_tile(const MatmulBackwardProduct& p, int 
 }
 static int matmul_backward_num_tiles(const MatmulBackwardProduct& p, int size) {
     size_t num_tiles = ceil_div((size_t)p.M, (size_t)size) * ceil_div((size_t)p.N, (size_t)size);
-    require(num_tiles <= INT_MAX);
+    require(num_tiles <= INT_MAX && p.N % 8 == 0 && (p.a_by_k ? p.M : p.K) % 8 == 0);
     return (int)num_tiles;
 }
 

@@ -1350,6 +1350,7 @@ void matmul_forward25(const MatmulForwardArgs& f, float* product, cudaStream_t s
         return matmul_forward_residual(f.out, product, f.inp, f.weight, f.bias, f.residual, f.N, f.C, f.OC,
                                        {stream, block_size});
     }
+    require(f.OC % x128::size == 0);
     matmul_forward_float(product, f.inp, f.weight, f.N, f.C, f.OC, stream);
     unsigned num_blocks = (unsigned)ceil_div((size_t)f.N * f.OC, (size_t)block_size * x128::size);
     matmul_forward_finish_kernel25<<<num_blocks, block_size, 0, stream>>>(f, product);

@@ -361,24 +361,25 @@ inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, 
     });
 }
 
-// Adds the gradients to dwte (V,C) and dwpe (T,C). Each parallel task handles eight columns, so C % 8 == 0 is required.
+// Adds the gradients to dwte (V,C) and dwpe (T,C). A parallel task has eight columns.
 inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
                                  int V) {
-    parallel_for(C / 8, [=](size_t group) {
-        std::vector<double> tokens((size_t)V * 8), positions((size_t)T * 8);
+    parallel_for(ceil_div(C, 8), [=](size_t group) {
+        size_t width = std::min((size_t)8, C - 8 * group);
+        std::vector<double> tokens((size_t)V * width), positions((size_t)T * width);
         for (size_t i = 0; i < (size_t)B * T; i++) {
-            for (int k = 0; k < 8; k++) {
+            for (size_t k = 0; k < width; k++) {
                 double d = dout[i * C + group * 8 + k];
-                tokens[(size_t)inp[i] * 8 + k] += d;
-                positions[i % T * 8 + k] += d;
+                tokens[(size_t)inp[i] * width + k] += d;
+                positions[i % T * width + k] += d;
             }
         }
         for (size_t j = 0; j < tokens.size(); j++) {
-            float* p = dwte + j / 8 * C + group * 8 + j % 8;
+            float* p = dwte + j / width * C + group * 8 + j % width;
             *p = (float)(*p + tokens[j]);
         }
         for (size_t j = 0; j < positions.size(); j++) {
-            float* p = dwpe + j / 8 * C + group * 8 + j % 8;
+            float* p = dwpe + j / width * C + group * 8 + j % width;
             *p = (float)(*p + positions[j]);
         }
     });

@@ -864,6 +864,7 @@ __global__ void transformer_block_fold_kernel11(TransformerBlockFolded folded, c
 // kernels' time.
 void transformer_block_prepare_deferred(const TransformerBlockDeferred& d, const TransformerBlockWeights& w, int C,
                                         cudaStream_t stream) {
+    require(C % x128::size == 0);
     transformer_block_fold_kernel11<<<ceil_div(3 * C, 8), 256, 0, stream>>>(d.qkv, w.ln1_weight, w.ln1_bias,
                                                                             w.qkv_weight, w.qkv_bias, 3 * C, C);
     cudaCheck(cudaGetLastError());

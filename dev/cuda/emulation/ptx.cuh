@@ -133,7 +133,10 @@ template <class SMem> inline SMem& shared_aligned_1024(unsigned char* dynamic_sh
 
 template <int rank>
 inline CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
-    return emulation_tensor_map(tensor, rank, sizes, box_sizes, (int)sizeof(floatX));
+    CUtensorMap map;
+    bool accepted = emulation_tensor_map(&map, tensor, rank, sizes, box_sizes, (int)sizeof(floatX));
+    require(accepted); // alignment, sizes, box
+    return map;
 }
 inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {
     return tensor_map(tensor, {64, num_vectors, T, B}, {64, 1, box_tokens, 1});

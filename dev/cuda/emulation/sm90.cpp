@@ -160,7 +160,8 @@ bool mbarrier_has_completed(uint64_t* barrier, int parity) {
 
 // ---- TMA and bulk copies to shared memory ----------------------------------------------------------------------
 
-CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes, const int* box, int element_bytes) {
+bool emulation_tensor_map(CUtensorMap* out, const void* tensor, int rank, const int* sizes, const int* box,
+                          int element_bytes) {
     CUtensorMap map = {};
     map.tensor = {(char*)tensor, {1, 1, 1, 1}, {1, 1, 1, 1}, element_bytes, rank};
     int width = box[0] * element_bytes;
@@ -169,11 +170,8 @@ CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes,
         map.tensor.sizes[i] = sizes[i], map.tensor.box[i] = box[i];
         valid = valid && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
     }
-    if (!valid || (rank > 1 && (size_t)sizes[0] * (size_t)element_bytes % 16 != 0)) {
-        fprintf(stderr, "error: a tensor map that TMA does not accept: alignment, sizes or box\n");
-        exit(EXIT_FAILURE);
-    }
-    return map;
+    *out = map;
+    return valid && (rank == 1 || (size_t)sizes[0] * (size_t)element_bytes % 16 == 0);
 }
 
 // The position to which the 128-byte swizzle moves a byte of shared memory, or the 64-byte swizzle.

@@ -7,7 +7,8 @@ What compute capability 9.0 adds, as functions of sm90.cpp, which ptx.cuh gives 
 #include "cuda_runtime.h"
 
 // Refuses what cuTensorMapEncodeTiled refuses.
-CUtensorMap emulation_tensor_map(const void* tensor, int rank, const int* sizes, const int* box, int element_bytes);
+bool emulation_tensor_map(CUtensorMap* map, const void* tensor, int rank, const int* sizes, const int* box,
+                          int element_bytes); // false if TMA does not accept it
 
 void mbarrier_init(uint64_t* barrier, int count);
 void mbarrier_init_fence();

@@ -523,12 +523,22 @@ stress_kernels() {
         done
     done
 }
+# Sizes that no vector divides: each kernel works there or declines.
+odd_kernels() {
+    local program
+    for program in build/emulated/*_cpu; do
+        [ "$program" != build/emulated/test_gpt2_cpu ] || continue
+        EMULATION_THREADS=1 EMULATION_LIMIT=0.05 timeout 300 "$program" --check --no-guards --schedule 0 -B 1 -T 9 -C 20 -NH 2 -V 30 >"$tmp/out" 2>&1 ||
+            grep -q 'declare needs\|varies by' "$tmp/out" || { tail -n 5 "$tmp/out" && fail "${program##*/} at odd sizes"; }
+    done
+}
 test_kernels() {
     needs_compiler
     if [ -z "$more" ]; then check_kernels BF16 80 "--schedule 3" PROMOTED=yes && return; fi
     if [ -z "$full" ]; then
         check_kernels BF16 120 "--schedule 3"
         stress_kernels
+        odd_kernels
         return
     fi
     local precision schedule
