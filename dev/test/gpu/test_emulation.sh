@@ -529,7 +529,7 @@ odd_kernels() {
     for program in build/emulated/*_cpu; do
         [ "$program" != build/emulated/test_gpt2_cpu ] || continue
         EMULATION_THREADS=1 EMULATION_LIMIT=0.05 timeout 300 "$program" --check --no-guards --schedule 0 -B 1 -T 9 -C 20 -NH 2 -V 30 >"$tmp/out" 2>&1 ||
-            grep -q 'declare needs\|varies by' "$tmp/out" || { tail -n 5 "$tmp/out" && fail "${program##*/} at odd sizes"; }
+            { tail -n 5 "$tmp/out" && fail "${program##*/} at odd sizes"; }
     done
 }
 test_kernels() {
