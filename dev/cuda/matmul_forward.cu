@@ -100,9 +100,8 @@ __device__ inline void matmul_forward_tile(const MatmulForwardArgs& f, int tile,
     *o0 = tile % num_columns * columns;
 }
 static int matmul_forward_num_tiles(const MatmulForwardArgs& f, int rows, int columns) {
-    require(f.C % 8 == 0 && f.OC % 8 == 0);
     size_t num_tiles = ceil_div((size_t)f.N, (size_t)rows) * ceil_div((size_t)f.OC, (size_t)columns);
-    require(num_tiles <= INT_MAX);
+    require(num_tiles <= INT_MAX && f.C % 8 == 0 && f.OC % 8 == 0);
     return (int)num_tiles;
 }
 
