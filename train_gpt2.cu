@@ -3000,8 +3000,8 @@ static int trainer_close(Trainer* t) {
 
 // ---- train ----------------------------------------------------------------------------------------
 
-// Returns what is due for any rank: a signal may have reached one of them alone. sampled: rank 0 may come much later than the
-// others.
+// Returns what is due for any rank: a signal may have reached one of them alone. sampled: rank 0 has just generated a sample, so the
+// other ranks wait for it without a limit.
 static Due agreed_due(Trainer* t, bool sampled) {
     double limit_ms = ranks_limit_ms();
     int stop = ranks_agree(run_stop_signal, false, 0, sampled && !is_rank0() ? 0 : limit_ms).signal;

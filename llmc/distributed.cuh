@@ -64,7 +64,7 @@ struct Gathering {
 
 struct Ranks {
     RankEnv env;       // env.rank of env.num_ranks
-    bool progressed;   // the first step is done
+    bool progressed;   // atomic: the first step is done
     bool failed;       // die() was called
     int died;          // atomic: -1 when another rank has ended; stops a save
     int unheard;       // atomic: a save has failed here, and the others wait for this rank
@@ -250,7 +250,9 @@ struct RankNews {
 };
 
 // How long to wait for other ranks; longer until the first step is done, because they open their GPUs at different speeds.
-inline double ranks_limit_ms() { return 1e3 * args->timeout * (ranks().progressed ? 1 : 10); }
+inline double ranks_limit_ms() {
+    return 1e3 * args->timeout * (__atomic_load_n(&ranks().progressed, __ATOMIC_RELAXED) ? 1 : 10);
+}
 
 // Gives all records (num_ranks, bytes) to every rank. Ends the program if another one has ended or does not answer.
 inline void ranks_exchange(const void* mine, void* all, size_t bytes, double limit_ms) {
@@ -288,8 +290,8 @@ inline double ranks_sum(double x, double limit_ms) {
     return sum;
 }
 
-// The sum of an evaluation's scores. Its questions are divided, and a slower GPU comes later.
-inline double ranks_sum_scores(double x) { return ranks_sum(x, 10 * ranks_limit_ms()); }
+// Sums the scores of an evaluation. The ranks exchange nothing while they score, so a slower GPU may come much later.
+inline double ranks_sum_scores(double x) { return ranks_sum(x, 1e4 * args->timeout); }
 
 // Replaces the bytes of data by those of a rank.
 inline void ranks_take_from(int rank, void* data, size_t bytes) {
@@ -424,8 +426,9 @@ __attribute__((noreturn)) inline void watchdog_bite(const char* reason) {
     _exit(EXIT_FAILURE); // exit() would wait for a GPU that waits for ever
 }
 
-// Names the ranks that an exchange without a limit, as for a checkpoint, has been waiting for longer than others may take. Rank 1
-// does it for all that wait for rank 0. *looks: in how many calls in a row it was so; one alone may follow a stop of this process.
+// Prints a note, once, when an exchange that may take longer, as for a checkpoint, has lasted longer than --timeout and a margin, and
+// names the missing ranks. Rank 0 reports the others, rank 1 alone reports rank 0. *looks counts the calls in a row that were late:
+// one may only mean that this process was stopped.
 inline void watch_exchange(int* looks) {
     char names[256];
     double waited_ms, limit_ms = ranks_limit_ms();
@@ -493,7 +496,7 @@ inline void wait_for_stream(cudaStream_t stream, const char* what, int64_t step)
 // The first step is done: from now on --timeout holds, and a failure is followed by a restart.
 inline void ranks_progressed() {
     if (ranks().progressed) { return; }
-    ranks().progressed = true;
+    __atomic_store_n(&ranks().progressed, true, __ATOMIC_RELAXED);
     rank_env_report_progress(&ranks().env);
 }
 

@@ -353,7 +353,7 @@ static const Option gpu_options[] = {
      "next forward pass",
      0, 0},
     {OPT_FLOAT, 0, NULL, "timeout", &settings.timeout, "seconds",
-     "end the run if a step takes longer, or a rank does not answer; the first step, and the scores of HellaSwag, have "
+     "end the run if a step takes longer, or a rank does not answer; the first step and HellaSwag's scores may take "
      "ten times as long; 0: never",
      0, 1e6},
     {OPT_INT, 0, NULL, "restarts", &settings.restarts, NULL,

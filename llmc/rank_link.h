@@ -77,6 +77,7 @@ typedef struct {
     size_t received;                  // bytes of it, with the header
     size_t unsent;                    // bytes of the link's message that are still to be sent
     bool awaited;                     // the exchange waits for it
+    bool excused;                     // it has been told that rank 0 waits itself
     bool elsewhere;                   // it is in another exchange than rank 0:
     uint32_t what;                    // in this one
     size_t bytes;                     // of a record there
@@ -223,7 +224,7 @@ static inline void link_await_all(RankLink* link, size_t unsent) {
     for (int i = 0; i < link->num_ranks; i++) {
         LinkPeer* p = &link->peers[i];
         p->awaited = p->fd >= 0;
-        p->elsewhere = false;
+        p->elsewhere = p->excused = false;
         p->unsent = p->awaited ? unsent : 0;
     }
 }
@@ -335,7 +336,7 @@ static inline void link_take(RankLink* link, int i, void* body, size_t bytes) {
 
 // Receives a RECORD of each peer: rank i's goes to out + i * bytes. Returns false if the link has failed.
 static inline bool link_receive_all(RankLink* link, uint8_t* out, size_t bytes) {
-    bool told = link->rank != 0, elsewhere = false;
+    bool elsewhere = false;
     link_await_all(link, 0);
     while (!link->failed && link_wait(link, POLLIN, !elsewhere)) { // ranks that have answered may still fail or end
         for (int i = 0; i < link->num_ranks && !link->failed; i++) {
@@ -343,11 +344,13 @@ static inline bool link_receive_all(RankLink* link, uint8_t* out, size_t bytes) 
             link_take(link, i, out + (size_t)i * bytes, bytes);
             elsewhere = elsewhere || link->peers[i].elsewhere;
         }
-        if (told || time_ms() < link->begin_ms + RANK_LINK_WAIT_MS) { continue; }
+        if (link->rank != 0 || time_ms() < link->begin_ms + RANK_LINK_WAIT_MS) { continue; }
         for (int i = 0; i < link->num_ranks; i++) {
-            if (!link->peers[i].awaited) { link_tell(link, i, LINK_WAIT, ""); }
+            LinkPeer* p = &link->peers[i];
+            if (p->awaited || p->excused) { continue; }
+            link_tell(link, i, LINK_WAIT, "");
+            p->excused = true;
         }
-        told = true;
     }
     return link_check(link, bytes);
 }

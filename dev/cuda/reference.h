@@ -361,7 +361,7 @@ inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, 
     });
 }
 
-// Adds the gradients to dwte (V,C) and dwpe (T,C). A parallel task has eight columns.
+// Adds the gradients to dwte (V,C) and dwpe (T,C). Each parallel task handles up to eight columns.
 inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
                                  int V) {
     parallel_for(ceil_div(C, 8), [=](size_t group) {

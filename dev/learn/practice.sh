@@ -26,9 +26,10 @@ cd "$(dirname "$0")/../cuda" || exit 1
 op=${1-} rung=${2-} action=${3-}
 [ -n "$op" ] || usage "no OP: make practice OP=softmax_forward RUNG=4; make help lists more"
 [[ $op != practice_* ]] || usage "OP is the op without practice_: make practice OP=${op#practice_}"
-near=$(./op_text.sh --near "$op")
-{ [[ $op =~ ^[a-z0-9_]+$ ]] && [ -e "$op.cu" ]; } ||
+if ! [[ $op =~ ^[a-z0-9_]+$ ]] || [ ! -e "$op.cu" ]; then
+    near=$(./op_text.sh --near "$op")
     usage "OP='$op' is no .cu file here${near:-: make practice OP=softmax_forward RUNG=4}"
+fi
 [[ $rung =~ ^[0-9]*$ ]] || usage "RUNG is the number of a kernel, not '$rung'"
 [[ $action =~ ^(solution|time)?$ ]] || usage "'$action' is neither solution nor time"
 [ -n "$rung" ] || [ -z "$action" ] || usage "no RUNG: make practice OP=$op lists those that there are"

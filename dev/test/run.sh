@@ -186,8 +186,8 @@ account() { # I NAME: adds the results of program I to the totals
 
 # ---- budgets: CPU seconds of each program, scaled by the time of a calibration loop ----
 
-# Writes the CPU seconds of a fixed loop, which runs in as many processes at the same time as test programs do. Called again once
-# a minute, because a machine that others use too is not equally fast all the time.
+# Writes the CPU seconds of a fixed loop, which runs in as many processes at the same time as test programs do. Called again when a
+# program ends, at most once a minute, because a machine that others use too is not equally fast all the time.
 calibrated=$SECONDS
 calibrate() {
     local copy i

@@ -309,18 +309,23 @@ cudaError_t cudaFree(void* p);
 extern "C" cudaError_t cudaMallocHost(void** p, size_t bytes);
 template <class T> inline cudaError_t cudaMallocHost(T** p, size_t bytes) { return cudaMallocHost((void**)p, bytes); }
 extern "C" cudaError_t cudaFreeHost(void* p);
-template <class T> inline cudaError_t cudaMallocManaged(T** p, size_t bytes) { return cudaMallocHost(p, bytes); }
+template <class T> inline cudaError_t cudaMallocManaged(T** p, size_t bytes, unsigned flags = 1) {
+    (void)flags;
+    return cudaMallocHost(p, bytes);
+}
 enum { cudaHostRegisterDefault = 0 };
 inline cudaError_t cudaHostRegister(void*, size_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
 extern "C" cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                                        cudaStream_t stream = NULL);
-template <class T> inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes) {
-    if (bytes > sizeof(symbol)) { return cudaErrorInvalidValue; }
-    memcpy((void*)&symbol, from, bytes);
-    return cudaSuccess;
+cudaError_t emulation_copy_to_symbol(void* symbol, size_t size, const void* from, size_t bytes, size_t offset,
+                                     cudaMemcpyKind kind);
+template <class T> inline cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0,
+                                                         cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
+    return emulation_copy_to_symbol((void*)&symbol, sizeof(symbol), from, bytes, offset, kind);
 }
+void emulation_copy(void* to, const void* from, size_t bytes); // for work on a stream: waits for nothing
 cudaError_t cudaMemset(void* p, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream = NULL);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
@@ -422,8 +427,8 @@ cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int block_si
 void emulation_launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, bool all_resident, int cluster,
                       bool early, void (*call)(void*), void* closure);
 
-// Says before emulation_launch() where a parameter of the kernel is, and if it is a pointer, to what: so an access through a
-// pointer to the host's memory is found. Number 0, the first: what describes the launch.
+// Tells the next emulation_launch() where parameter `number` is stored and, for a pointer, where it points, so that accesses
+// through pointers to the host's memory are found. Number 0 is the launch's own description.
 void emulation_parameter(int number, const void* place, size_t bytes, const void* pointer);
 template <class T> inline const void* emulation_pointer(const T&) { return NULL; }
 template <class T>
@@ -446,9 +451,8 @@ template <class... Parameters> struct EmulationKernel {
         emulation_put(stream, [=] {
             auto call = [&] { launch.kernel(parameters...); }; // each thread gets its own copies
             int number = 0;
-            emulation_parameter(0, &launch, sizeof(launch), NULL);
+            emulation_parameter(number, &launch, sizeof(launch), NULL);
             (emulation_parameter(++number, &parameters, sizeof(parameters), emulation_pointer(parameters)), ...);
-            (void)number; // there may be no parameters
             emulation_launch((const void*)launch.kernel, launch.grid, launch.block, launch.shared_bytes,
                              launch.all_resident, launch.cluster, launch.early,
                              [](void* closure) { (*(decltype(call)*)closure)(); }, &call);

@@ -451,7 +451,16 @@ extern "C" void __assert_fail(const char* text, const char* file, unsigned line,
         fprintf(stderr, "%s:%u: %s: assertion %s failed\n", file, line, function, text);
         abort();
     }
-    report("an assertion that fails", emulation_now, __builtin_return_address(0), NULL, NULL);
+    std::string said = text;
+    for (const auto& name : {std::pair<const char*, const char*>{"emulation_thread_index()", "threadIdx"},
+                             {"emulation_block_index()", "blockIdx"},
+                             {"emulation_block_size()", "blockDim"},
+                             {"emulation_grid_size()", "gridDim"}}) {
+        for (size_t at; (at = said.find(name.first)) != std::string::npos;) {
+            said.replace(at, strlen(name.first), name.second);
+        }
+    }
+    report("an assertion that fails", emulation_now, __builtin_return_address(0), NULL, NULL, said);
     end_launch(NULL);
 }
 
@@ -629,30 +638,37 @@ static const struct {
     const char* name;
     bool whole;
     double least, most;
-} settings[] = {{"EMULATION_LIMIT", false, 0, 1e9},
-                {"EMULATION_THREADS", true, 1, 64},
-                {"EMULATION_ARCH", true, 75, 90},
-                {"EMULATION_SMS", true, 1, 1024},
-                {"EMULATION_GPUS", true, 1, 64}};
+} numbers[] = {{"EMULATION_LIMIT", false, 0, 1e9},
+               {"EMULATION_THREADS", true, 1, 64},
+               {"EMULATION_SMS", true, 1, 1024},
+               {"EMULATION_GPUS", true, 1, 64}};
+static const struct {
+    const char *name, *words; // with a space behind each of them
+} choices[] = {{"EMULATION_ARCH", "75 80 90 "}, {"EMULATION_STREAMS", "early late "}};
 double emulation_setting(const char* name, double otherwise) {
     const char* text = getenv(name);
     return text ? atof(text) : otherwise;
 }
 // All of them are checked at the start, whether the program will ask for them or not.
 __attribute__((constructor)) static void check_settings() {
-    for (const auto& s : settings) {
-        const char* text = getenv(s.name);
+    for (const auto& n : numbers) {
+        const char* text = getenv(n.name);
         char* end;
-        double x = text ? strtod(text, &end) : s.least;
-        if (!text || (end != text && !*end && x >= s.least && x <= s.most && (!s.whole || x == floor(x)))) { continue; }
-        fprintf(stderr, "error: %s wants a %snumber from %g to %g, not '%s'\n", s.name, s.whole ? "whole " : "",
-                s.least, s.most, text);
+        double x = text ? strtod(text, &end) : n.least;
+        if (!text || (end != text && !*end && x >= n.least && x <= n.most && (!n.whole || x == floor(x)))) { continue; }
+        fprintf(stderr, "error: %s must be a %snumber from %g to %g, not '%s'\n", n.name, n.whole ? "whole " : "",
+                n.least, n.most, text);
         exit(2);
     }
-    const char* order = getenv("EMULATION_STREAMS");
-    if (!order || strcmp(order, "early") == 0 || strcmp(order, "late") == 0) { return; }
-    fprintf(stderr, "error: EMULATION_STREAMS wants early or late, not '%s'\n", order);
-    exit(2);
+    for (const auto& c : choices) {
+        const char* text = getenv(c.name);
+        if (!text || (text[0] && !strchr(text, ' ') && strstr(c.words, (text + std::string(" ")).c_str()))) {
+            continue;
+        }
+        fprintf(stderr, "error: %s must be one of: %s, not '%s'\n", c.name,
+                std::string(c.words, strlen(c.words) - 1).c_str(), text);
+        exit(2);
+    }
 }
 
 double emulation_limit() { return emulation_setting("EMULATION_LIMIT", 1); }

@@ -596,7 +596,8 @@ bool is_allocated(const void* p, size_t bytes, bool* pinned) {
     if (next == d.allocated.begin()) { return false; }
     auto a = std::prev(next);
     *pinned = d.pinned.count(a->first) > 0;
-    return offset - a->first + bytes <= a->second;
+    size_t at = offset - a->first;
+    return at <= a->second && bytes <= a->second - at;
 }
 void pin(const void* p) { device().pinned.insert((size_t)((const char*)p - device().base)); }
 
@@ -1017,12 +1018,13 @@ static __thread void* last_pc;        // of the last access to neither shared no
 static __thread bool misaligned_last; // the last access was misaligned, which a CPU does not allow either for 16 bytes
 
 // A wild pointer: names the thread instead of a bare "Segmentation fault". A misaligned access has been reported already.
-static void on_fault(int signal, siginfo_t*, void* context) {
+static void on_fault(int signal, siginfo_t* fault, void* context) {
     if (emulation_now) {
         if (!misaligned_last) {
             void* pc = pc_of_fault(context);
+            bool null = (uintptr_t)fault->si_addr < 4096;
             report("an access through a pointer to no memory", emulation_now, pc ? pc : last_pc, NULL, NULL,
-                   "a write past the end of a local array may be the cause");
+                   null ? "it is NULL" : "a write past the end of a local array may be the cause");
         }
         int count;
         fflush(stdout);
@@ -1062,8 +1064,8 @@ static void check_cluster(Fiber* f, const void* p, size_t bytes, void* pc) {
     }
 }
 
-// An access to the host's memory. A GPU finds nothing there if that is where a pointer parameter leads; the parameters themselves
-// are there too, and what the host's constants are.
+// Reports an access to the host's memory at or above a host pointer that the kernel has received. The parameters and the
+// program's constants are there too, and are allowed.
 static void check_host_pointers(Fiber* f, const char* p, AccessKind kind, void* pc) {
     const Launch* l = f->block->launch;
     if (p >= l->parameters && p < l->parameters_end) { return; }
@@ -1073,17 +1075,20 @@ static void check_host_pointers(Fiber* f, const char* p, AccessKind kind, void* 
     }
     if (!nearest || p - nearest->p >= (ptrdiff_t)4 << 30) { return; }
     add_finding(kind == ACCESS_READ ? "a read of the host's memory" : "a write to the host's memory",
-                " through parameter " + std::to_string(nearest->number) + ", which is no pointer of cudaMalloc", f, pc,
-                NULL, NULL);
+                " through parameter " + std::to_string(nearest->number) + ", which does not come from cudaMalloc", f,
+                pc, NULL, NULL);
 }
 // The host accesses device memory: beside a GPU it would end by a segmentation fault.
-static void host_access(const void* p, AccessKind kind, void* pc) {
+static void host_access(const void* p, size_t bytes, AccessKind kind, void* pc) {
     size_t offset;
     bool pinned;
-    if (!device_offset(p, &offset) || (is_allocated(p, 1, &pinned) && pinned)) { return; }
+    if (bytes == 0 || !device_offset(p, &offset)) { return; }
+    bool there = is_allocated(p, bytes, &pinned);
+    if (there && pinned) { return; }
     fflush(stdout);
-    fprintf(stderr, "error: the host %s%s, at %s: it needs cudaMemcpy\n", kind == ACCESS_READ ? "reads" : "writes",
-            describe_device(offset).substr(3).c_str(), describe_pc(pc, false).c_str());
+    fprintf(stderr, "error: the host %s%s, at %s: %s\n", kind == ACCESS_READ ? "reads" : "writes",
+            describe_device(offset).substr(3).c_str(), describe_pc(pc, false).c_str(),
+            there ? "it needs cudaMemcpy" : "that is past its end, or it has been freed");
     _exit(EXIT_FAILURE);
 }
 
@@ -1121,7 +1126,7 @@ void check_access_of(Fiber* f, const void* p, size_t bytes, AccessKind kind, voi
 static inline void access(const void* p, size_t bytes, AccessKind kind, void* pc) {
     Fiber* f = emulation_now;
     if (!f) {
-        host_access(p, kind, pc);
+        host_access(p, bytes, kind, pc);
         return;
     }
     size_t in_stack = (size_t)((const char*)p - f->stack);

@@ -134,8 +134,9 @@ template <class SMem> inline SMem& shared_aligned_1024(unsigned char* dynamic_sh
 template <int rank>
 inline CUtensorMap tensor_map(const floatX* tensor, const int (&sizes)[rank], const int (&box_sizes)[rank]) {
     CUtensorMap map;
-    bool accepted = emulation_tensor_map(&map, tensor, rank, sizes, box_sizes, (int)sizeof(floatX));
-    require(accepted); // alignment, sizes, box
+    bool tma_accepts_alignment_sizes_and_box =
+        emulation_tensor_map(&map, tensor, rank, sizes, box_sizes, (int)sizeof(floatX));
+    require(tma_accepts_alignment_sizes_and_box);
     return map;
 }
 inline CUtensorMap tensor_map_heads(const floatX* tensor, int B, int T, int num_vectors, int box_tokens) {

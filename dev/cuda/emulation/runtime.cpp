@@ -235,22 +235,25 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 
 // ---- memory -----------------------------------------------------------------------------------------------
 
+void emulation_copy(void* to, const void* from, size_t bytes) {
+    host_reads(from, bytes);
+    memmove(to, from, bytes);
+    host_has_written(to, bytes);
+}
 static void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (emulation_counting) {
         bool reads = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
         bool writes = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
         count_copy(reads ? bytes : 0, writes ? bytes : 0);
     }
-    host_reads(from, bytes);
-    memmove(to, from, bytes);
-    host_has_written(to, bytes);
+    emulation_copy(to, from, bytes);
 }
 static void fill(void* p, int value, size_t bytes) {
     if (emulation_counting) { count_copy(0, bytes); }
     memset(p, value, bytes);
     host_has_written(p, bytes);
 }
-// False for an end of a copy that is not where its kind says, or that is longer than the allocation.
+// False if one side of a copy is not in the memory that its kind names, or extends past its allocation.
 static bool is_end(const void* p, size_t bytes, bool on_device) {
     size_t offset;
     bool pinned;
@@ -286,12 +289,24 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     }
     return writes_pageable ? cudaStreamSynchronize(stream) : cudaSuccess; // is written before the call returns
 }
+cudaError_t emulation_copy_to_symbol(void* symbol, size_t size, const void* from, size_t bytes, size_t offset,
+                                     cudaMemcpyKind kind) {
+    bool fits = offset <= size && bytes <= size - offset;
+    if (!fits || (bytes > 0 && !is_end(from, bytes, kind == cudaMemcpyDeviceToDevice))) {
+        return fail(cudaErrorInvalidValue);
+    }
+    cudaStreamSynchronize(NULL);
+    emulation_copy((char*)symbol + offset, from, bytes);
+    return cudaSuccess;
+}
 cudaError_t cudaMemset(void* p, int value, size_t bytes) {
+    if (bytes > 0 && !is_end(p, bytes, true)) { return fail(cudaErrorInvalidValue); }
     cudaStreamSynchronize(NULL);
     fill(p, value, bytes);
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
+    if (bytes > 0 && !is_end(p, bytes, true)) { return fail(cudaErrorInvalidValue); }
     emulation_put(stream, [=] { fill(p, value, bytes); });
     return cudaSuccess;
 }

@@ -6,9 +6,9 @@ What compute capability 9.0 adds, as functions of sm90.cpp, which ptx.cuh gives 
 #include "cuda.h"
 #include "cuda_runtime.h"
 
-// Refuses what cuTensorMapEncodeTiled refuses.
+// Fills *map; returns false where cuTensorMapEncodeTiled refuses.
 bool emulation_tensor_map(CUtensorMap* map, const void* tensor, int rank, const int* sizes, const int* box,
-                          int element_bytes); // false if TMA does not accept it
+                          int element_bytes);
 
 void mbarrier_init(uint64_t* barrier, int count);
 void mbarrier_init_fence();

@@ -597,7 +597,7 @@ static void declare(Bench& b) {
     kernel(63, "input: written at emulation_bugs.cu:", bug_kernel63, 1);
     b.kernel(64, "before: thread (31,0,0) of block (1,0,0) was at", [=](int) { bug_kernel64<<<2, 32>>>(out); }, {0});
     kernel(65, "a launch that does not end", bug_kernel65, 1);
-    kernel(66, "an assertion that fails", bug_kernel66, 1);
+    kernel(66, "; threadIdx.x < 40", bug_kernel66, 1);
 }
 
 int main(int argc, char** argv) {

@@ -161,7 +161,11 @@ static void feature_memory(float* out, float* scratch) {
                              cudaMemcpy(host, scratch, sizeof(host), cudaMemcpyHostToDevice),
                              cudaMemcpy(scratch, host, sizeof(host), cudaMemcpyDeviceToDevice),
                              cudaMemcpy(pinned, out, 65 * sizeof(float), cudaMemcpyDeviceToHost),
-                             cudaMemcpyToSymbol(terms, host, 3 * sizeof(float))};
+                             cudaMemcpy(scratch + 1, host, (size_t)-4, cudaMemcpyHostToDevice),
+                             cudaMemset(host, 0, sizeof(host)),
+                             cudaMemsetAsync(pinned, 0, 65 * sizeof(float), NULL),
+                             cudaMemcpyToSymbol(terms, host, 3 * sizeof(float)),
+                             cudaMemcpyToSymbol(terms, host, 2 * sizeof(float), 4)};
     bool right = pinned[63] == 31.0f;
     for (cudaError_t e : refused) { right = right && e == cudaErrorInvalidValue; }
     (void)cudaGetLastError();

@@ -24,14 +24,14 @@ struct DeviceRadixSort {
             std::vector<Key> k((size_t)num), ordered_k((size_t)num);
             std::vector<Value> v((size_t)num), ordered_v((size_t)num);
             std::vector<int> order((size_t)num);
-            cudaMemcpy(k.data(), keys, (size_t)num * sizeof(Key), cudaMemcpyDeviceToHost);
-            cudaMemcpy(v.data(), values, (size_t)num * sizeof(Value), cudaMemcpyDeviceToHost);
+            emulation_copy(k.data(), keys, (size_t)num * sizeof(Key));
+            emulation_copy(v.data(), values, (size_t)num * sizeof(Value));
             std::iota(order.begin(), order.end(), 0);
             auto bits = [&](int i) { return (unsigned)k[i] >> begin & ((1ull << (end - begin)) - 1); };
             std::stable_sort(order.begin(), order.end(), [=](int i, int j) { return bits(i) < bits(j); });
             for (int i = 0; i < num; i++) { ordered_k[i] = k[order[i]], ordered_v[i] = v[order[i]]; }
-            cudaMemcpy(sorted_keys, ordered_k.data(), (size_t)num * sizeof(Key), cudaMemcpyHostToDevice);
-            cudaMemcpy(sorted_values, ordered_v.data(), (size_t)num * sizeof(Value), cudaMemcpyHostToDevice);
+            emulation_copy(sorted_keys, ordered_k.data(), (size_t)num * sizeof(Key));
+            emulation_copy(sorted_values, ordered_v.data(), (size_t)num * sizeof(Value));
         });
         return cudaSuccess;
     }
