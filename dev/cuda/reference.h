@@ -364,7 +364,7 @@ inline void encoder_forward_cpu(float* out, const float* inp, const float* wte, 
 // Adds the gradients to dwte (V,C) and dwpe (T,C). Each parallel task handles up to eight columns.
 inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const float* inp, int B, int T, int C,
                                  int V) {
-    parallel_for(ceil_div(C, 8), [=](size_t group) {
+    parallel_for((C + 7) / 8, [=](size_t group) {
         size_t width = std::min((size_t)8, C - 8 * group);
         std::vector<double> tokens((size_t)V * width), positions((size_t)T * width);
         for (size_t i = 0; i < (size_t)B * T; i++) {
