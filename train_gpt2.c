@@ -1540,7 +1540,7 @@ static int plan(void) {
 //     4 endless loops run                   782    617   1968
 //     6 loops that start processes run      335    415   1707
 //
-// The limit that libgomp takes is a number of iterations, and one takes 1 to 50 ns, so an iteration is timed first.
+// libgomp limits the number of iterations, not the time. An iteration takes 1 to 50 ns, so one is timed first.
 static void spin_briefly(char** argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) { return; }
     const int turns = 200;

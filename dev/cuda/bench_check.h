@@ -377,7 +377,8 @@ inline void bench_name_division(const BenchState& s, const std::string& shape, c
     signal(SIGFPE, bench_on_division);
 }
 
-// What each kernel is, by its number, that declare() names without a device; NULL once it has declared the kernel on the device.
+// Maps the number of each kernel that declare() names without a device to its description, or to NULL once declare() has named it on
+// the device as well.
 inline std::map<int, const char*>& bench_undeclared() {
     static std::map<int, const char*> kernels;
     return kernels;

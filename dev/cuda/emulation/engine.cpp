@@ -445,7 +445,7 @@ void __trap() {
     report("a trap", emulation_now, __builtin_return_address(0), NULL, NULL);
     end_launch(NULL);
 }
-// What assert() of the C library calls.
+// The C library's assert() calls this function. In a kernel it ends the launch, like a trap.
 extern "C" void __assert_fail(const char* text, const char* file, unsigned line, const char* function) noexcept {
     if (!emulation_now) {
         fprintf(stderr, "%s:%u: %s: assertion %s failed\n", file, line, function, text);

@@ -1078,7 +1078,7 @@ static void check_host_pointers(Fiber* f, const char* p, AccessKind kind, void* 
                 " through parameter " + std::to_string(nearest->number) + ", which does not come from cudaMalloc", f,
                 pc, NULL, NULL);
 }
-// The host accesses device memory: beside a GPU it would end by a segmentation fault.
+// Ends the program because the host accesses device memory, which is a segmentation fault on a machine with a GPU.
 static void host_access(const void* p, size_t bytes, AccessKind kind, void* pc) {
     size_t offset;
     bool pinned;

@@ -626,7 +626,7 @@ static void test_late(void) {
         finish(&g);
         all_ok(__LINE__, &g);
         snprintf(want, sizeof(want), "2: %s, %s", g.names[2], g.names[3]);
-        // in variant 1 rank 1 may be late, too
+        // in variant 1, rank 1 may be in this list as well
         check_msg(strstr(g.reports[0].more, want + (variant ? 3 : 0)) != NULL, "rank 0: %s", g.reports[0].more);
         snprintf(want, sizeof(want), "1: %s", g.names[0]); // before rank 0 has said that it waits
         check_str(g.reports[1].more, variant ? "" : want);
