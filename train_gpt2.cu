@@ -8202,7 +8202,7 @@ size_t attention_backward_sm90_terms(int B, int T, int NH, int HS) {
 size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     if (!attention_backward_accepts_sm90(HS)) { return 0; }
-    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 2) + 256) + 1;
+    return attention_backward_sm90_terms(B, T, NH, HS) + tiles * (HS / 64 * (2 * 4096 + 1) + 256) + 1;
 }
 
 // The size of the part of scratch, at its beginning, that holds the terms of dbias, in floats: until column_sums_flush() where sums
@@ -8674,14 +8674,13 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 // queries): Shah et al. 2024, FlashAttention-3, arXiv:2407.08608.
 struct AttentionBackwardSm90Args {
     float4* dq_sums;   // (B*NH, query tiles, 2, 8, 128): sums of dq so far, 8 float4 per thread of the two warpgroups
-    int* turns;        // (B*NH, query tiles, 2): number of terms in each sum so far; alternate: [0] is for both
+    int* turns;        // (B*NH, query tiles): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
     float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
     unsigned group; // heads whose work items alternate
-    bool alternate; // adder 0 adds dq of even steps, adder 1 of odd steps; otherwise an adder per warpgroup
     float scale;
 };
 
@@ -8695,9 +8694,6 @@ template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(
     // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
     size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
     args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
-    // An adder needs about a step's time to add a term and pass the turn on. With one adder per warpgroup, heads of 128 are 9 to 14%
-    // slower, and heads of 64 are 1% slower at T = 16384; shorter sequences did not gain.
-    args.alternate = HS == 128 || a.T >= 8192;
     size_t tiles = (size_t)args.num_heads * args.num_tiles;
     require(tiles * 128 <= INT_MAX);
     require((size_t)a.scratch % 16 == 0); // bulk copies need this alignment
@@ -8708,7 +8704,7 @@ template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(
     args.dq_sums = reinterpret_cast<float4*>(a.scratch + attention_backward_sm90_terms(a.B, a.T, a.NH, HS));
     args.stats = args.dq_sums + tiles * (HS / 64) * 2048;
     args.turns = reinterpret_cast<int*>(args.stats + tiles * 64);
-    args.ticket = args.turns + tiles * (HS / 64) * 2;
+    args.ticket = args.turns + tiles * (HS / 64);
     return args;
 }
 
@@ -8731,7 +8727,7 @@ template <int HS> __global__ void attention_backward_sm90_stats_kernel11(Attenti
     grid_launch_dependents();
     grid_wait_dependency();
     // <= instead of <, to reset ticket too, which is stored behind the last element of turns
-    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * (HS / 32); i += num_threads) {
+    for (size_t i = thread; i <= (size_t)args.num_heads * args.num_tiles * (HS / 64); i += num_threads) {
         args.turns[i] = 0;
     }
     float terms[x128::size] = {};
@@ -9019,26 +9015,24 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
     while (tile < STEPS * args.num_tiles) { load_queries(); }
 }
 
-// An adder's part of a work item: it adds dq to dq_sums, 16 KB per warpgroup and step: one warpgroup's in every step or, if
-// args.alternate, both warpgroups' in every second step. adder: 0 or 1; i: number of steps of the block's earlier items.
+// An adder's part of a work item: it adds dq to dq_sums, 16 KB per warpgroup and step, in every second step. adder: 0 or 1; i: number of steps of the block's earlier items.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
                                                                               SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
     int j = args.num_tiles - 1 - work % args.num_tiles, num_steps = STEPS * (args.num_tiles - j);
-    int first = args.alternate ? 0 : adder, end = args.alternate ? 2 : adder + 1; // warpgroups
     // key tile 0: the consumers add the last term in registers; this thread loads the sums so far, for the next step
     int ahead = j == 0;
 #pragma unroll 1
-    for (int step = args.alternate ? (i + adder) % 2 : 0; step < num_steps; step += args.alternate ? 2 : 1) {
+    for (int step = (i + adder) % 2; step < num_steps; step += 2) {
         int num_terms = step + ahead < num_steps ? (step + ahead) / STEPS : 0; // already in the sum
         int tile = (work / args.num_tiles * args.num_tiles + j) * STEPS + step + ahead;
-        int* turn = args.turns + 2 * tile + first;
+        int* turn = args.turns + tile;
         if (num_terms > 0) {
             while (load_acquire(turn) < num_terms) {} // until the terms of all higher key tiles are in the sum
             async_proxy_fence();
         }
 #pragma unroll 1
-        for (int w = first; w < end; w++) {
+        for (int w = 0; w < 2; w++) {
             float4 *dq = smem.dq[w], *sums = args.dq_sums + (size_t)(2 * tile + w) * 1024;
             mbarrier_wait(&smem.dq_full[w][(i + step) % 2], (i + step) / 2 % 2);
             if (j == 0 && num_terms == 0) {
@@ -9057,12 +9051,10 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
         }
         if (j == 0) { continue; }
         // the consumers may overwrite dq that the bulk copies have read from shared memory
-        if (args.alternate) {
-            tma_store_wait<1>();
-            mbarrier_arrive(&smem.dq_ready[0]);
-        }
+        tma_store_wait<1>();
+        mbarrier_arrive(&smem.dq_ready[0]);
         tma_store_wait<0>();
-        mbarrier_arrive(&smem.dq_ready[end - 1]);
+        mbarrier_arrive(&smem.dq_ready[1]);
         tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
         async_proxy_fence();
         store_release(turn, num_terms + 1);

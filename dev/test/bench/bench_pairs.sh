@@ -12,7 +12,7 @@ the ratio new/old of each pair, then the median of the ratios, and their mean wi
 a training run, the median of the last two thirds of its steps; of a generation, the time of a step.
 
     ... ./old ./new --recipe llmc -e d12 -i 'data/ts_train_*.bin' -b 64 -t 1024 -v 0 -s 0 --no-tune -x 60
-    ... ./old ./new -e d12 -t data/gpt2 --temperature 0 --stop-at-eot 0 --prompt '' --num-tokens 1023 --num-samples 64
+    ... ./old ./new -e d12 --tokenizer data/gpt2 --temperature 0 --stop-at-eot 0 --prompt '' --num-tokens 1023 --num-samples 64
 
   --pairs N     2 to 20 (default: 5)
   --help, -h    this text
