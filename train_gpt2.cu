@@ -8197,7 +8197,7 @@ constexpr int ATTENTION_BACKWARD_LEAST_QUERIES = 16; // per block of kernel 11's
 size_t attention_backward_sm90_terms(int B, int T, int NH, int HS) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
     if (!attention_backward_accepts_sm90(HS)) { return 0; }
-    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)B * 8 * NH * 64;
+    return tiles * (128 / ATTENTION_BACKWARD_LEAST_QUERIES) * HS + (size_t)(B + ceil_div(T, 128) - 1) * 8 * NH * 64;
 }
 size_t attention_backward_sm90_scratch(int B, int T, int NH, int HS) {
     size_t tiles = (size_t)B * NH * ceil_div(T, 128);
@@ -8666,6 +8666,10 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 // writes dq. The work items of a head start in the order of the rows, from key tile 3 down. In kernel 11, items of several heads
 // alternate, so an item starts some time after the item for which it waits.
 //
+// The longest items of a head start last: while the very last one runs, an SM idles half of the time on average. So in kernel 11 the
+// last heads do everything in the opposite order. Their key tiles start from 0 up, walk from the last query tile to the diagonal, and
+// add to dq in that order; the diagonal tile adds the last term. An item that starts later is shorter, so all items end together.
+//
 // With HS = 128 the query tiles have 64 queries, so that the accumulators fit in registers: two steps for each step above.
 // A warpgroup then computes 64 of the 128 columns of dq, instead of 64 of the 128 queries.
 //
@@ -8677,9 +8681,10 @@ struct AttentionBackwardSm90Args {
     int* turns;        // (B*NH, query tiles): number of terms in each sum so far
     int* ticket;       // the number of the next work item
     float4* stats;     // (B*NH, num_tiles, 64): for each pair of queries two lse in base 2, then two dsum
-    float* dq_terms;   // (B, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
+    float* dq_terms;   // (B + num_tiles - 1, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
+    int num_down;   // heads whose key tiles start from the last down; those of the other heads start from the first up
     unsigned group; // heads whose work items alternate
     float scale;
 };
@@ -8689,8 +8694,8 @@ template <int HS> static AttentionBackwardSm90Args attention_backward_sm90_args(
     require(a.C / a.NH == HS);
     require(has_sm90a()); // nvcc -gencode arch=compute_90a,code=sm_90a
     AttentionBackwardSm90Args args = {};
-    args.T = a.T, args.NH = a.NH, args.num_heads = a.B * a.NH, args.num_tiles = ceil_div(a.T, 128),
-    args.scale = a.scale;
+    args.T = a.T, args.NH = a.NH, args.num_tiles = ceil_div(a.T, 128), args.scale = a.scale;
+    args.num_heads = args.num_down = a.B * a.NH;
     // q, dout and the sums of dq of a group fill a quarter of L2: with more heads, they would evict each other
     size_t head_bytes = (size_t)args.num_tiles * 128 * HS * (2 * sizeof(floatX) + sizeof(float));
     args.group = std::clamp((int)(device_attribute(cudaDevAttrL2CacheSize) / 4 / head_bytes), 1, args.num_heads);
@@ -8931,16 +8936,17 @@ template <int head_size = 64> struct AttentionBackwardSMem {
     floatX k[128 * HS], v[128 * HS];
     // two stages, so one barrier per step is enough; also holds what TMA writes, with HS = 128 in a third matrix, too
     floatX ds[HS == 64 ? 2 : 3][128 * QUERIES];
-    float4 dq[2][8 * 128]; // per warpgroup, a tile of dq to be added to dq_sums, or (key tile 0) the sums so far
+    float4 dq[2][8 * 128]; // per warpgroup, a tile of dq to be added to dq_sums, or (last term) the sums so far
     float4 stats[2][QUERIES / 2];
     float4 dq_terms[2][4 * 128]; // for dbias: per thread of a warpgroup, 16 sums of its rows of dq
     // full: the loads complete it, and the consumers wait for it; empty: the consumers arrive, and the producer waits
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    // dq_ready[warpgroup]: an adder arrives when dq may be written, or (key tile 0) holds the sums so far; dq_full[warpgroup][step % 2]:
-    // the warpgroup's threads arrive when dq has been written, or (key tile 0) has been read
-    uint64_t dq_ready[2], dq_full[2][2];
+    // Each completes once per step, last term or not: a barrier that skipped steps could be two phases behind, where a parity says
+    // nothing. dq_ready[warpgroup]: an adder arrives when the next step may write dq; sums_ready[warpgroup]: when dq holds the sums so
+    // far (last term); dq_full[warpgroup][step % 2]: the warpgroup's threads arrive when dq has been written, or (last term) read.
+    uint64_t dq_ready[2], sums_ready[2], dq_full[2][2];
     uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
     int work[2];                          // numbers of work items, two stages
 };
@@ -8960,6 +8966,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_init(SMem& 
             mbarrier_init(&smem.dout_full[i], 1);
             mbarrier_init(&smem.dout_empty[i], 8);
             mbarrier_init(&smem.dq_ready[i], 1);
+            mbarrier_init(&smem.sums_ready[i], 1);
             mbarrier_init(&smem.dq_full[i][0], 128);
             mbarrier_init(&smem.dq_full[i][1], 128);
             mbarrier_init(&smem.work_full[i], 1);
@@ -8982,6 +8989,20 @@ attention_backward_load_rows(floatX* tile, const CUtensorMap& map, int vector, i
     }
 }
 
+// A work item: a head and a tile of keys, with the order of its steps.
+template <int STEPS> struct AttentionBackwardSm90Item {
+    int head, j, num_steps; // key tile j; its query tiles, of 128 / STEPS queries, begin at STEPS * j, on the diagonal
+    bool up;
+    __device__ AttentionBackwardSm90Item(const AttentionBackwardSm90Args& args, int work)
+        : head(work / args.num_tiles), j(args.num_tiles - 1 - work % args.num_tiles),
+          num_steps(STEPS * (args.num_tiles - j)), up(head >= args.num_down) {}
+    // which query tile a step takes, counted from the diagonal
+    __device__ int query_tile(int step) const { return up ? num_steps - 1 - step : step; }
+    // how many key tiles add to dq of this query tile before this key tile; whether none does after it
+    __device__ int num_terms(int tile) const { return up ? j : tile / STEPS; }
+    __device__ bool is_last_term(int tile) const { return up ? tile < STEPS : j == 0; }
+};
+
 // The producer's part of a work item: issues its loads. work: number of the item; n: how many items the block has done
 // before; i: counts steps over all items of the block.
 template <class SMem> __device__ inline void attention_backward_sm90_load_item(const AttentionBackwardSm90Args& args,
@@ -8990,66 +9011,77 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
                                                                                unsigned n, unsigned& i) {
     constexpr int HS = SMem::HS, QUERIES = SMem::QUERIES, STEPS = SMem::STEPS;
     constexpr int STATS_BYTES = sizeof(smem.stats[0]), KEY_BYTES = sizeof(smem.k);
-    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
-    int h = head % args.NH, b = head / args.NH, tile = STEPS * j;
+    AttentionBackwardSm90Item<STEPS> item(args, work);
+    int h = item.head % args.NH, b = item.head / args.NH, step = 0;
     auto load_queries = [&]() {
+        int tile = STEPS * item.j + item.query_tile(step);
         mbarrier_wait(&smem.q_empty[i % 2], (i / 2 + 1) % 2);
         mbarrier_arrive_expect(&smem.q_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES + STATS_BYTES);
-        bulk_load(smem.stats[i % 2], args.stats + (size_t)(head * STEPS * args.num_tiles + tile) * (QUERIES / 2),
+        bulk_load(smem.stats[i % 2], args.stats + (size_t)(item.head * STEPS * args.num_tiles + tile) * (QUERIES / 2),
                   STATS_BYTES, &smem.q_full[i % 2]);
         attention_backward_load_rows<HS, QUERIES>(smem.q[i % 2], qkv_map, h, QUERIES * tile, b, &smem.q_full[i % 2]);
         mbarrier_wait(&smem.dout_empty[i % 2], (i / 2 + 1) % 2);
         mbarrier_arrive_expect(&smem.dout_full[i % 2], ATTENTION_BACKWARD_TILE_BYTES);
         attention_backward_load_rows<HS, QUERIES>(smem.dout[i % 2], dout_map, h, QUERIES * tile, b,
                                                   &smem.dout_full[i % 2]);
-        i++, tile++;
+        i++, step++;
     };
     load_queries();
     mbarrier_wait(&smem.v_empty, (n + 1) % 2); // the consumers release v before k
     mbarrier_arrive_expect(&smem.v_full, KEY_BYTES);
-    attention_backward_load_rows<HS, 128>(smem.v, qkv_map, 2 * args.NH + h, 128 * j, b, &smem.v_full);
+    attention_backward_load_rows<HS, 128>(smem.v, qkv_map, 2 * args.NH + h, 128 * item.j, b, &smem.v_full);
     mbarrier_wait(&smem.k_empty, (n + 1) % 2);
     mbarrier_arrive_expect(&smem.k_full, KEY_BYTES);
-    attention_backward_load_rows<HS, 128>(smem.k, qkv_map, args.NH + h, 128 * j, b, &smem.k_full);
+    attention_backward_load_rows<HS, 128>(smem.k, qkv_map, args.NH + h, 128 * item.j, b, &smem.k_full);
 #pragma unroll 1
-    while (tile < STEPS * args.num_tiles) { load_queries(); }
+    while (step < item.num_steps) { load_queries(); }
 }
 
-// An adder's part of a work item: it adds dq to dq_sums, 16 KB per warpgroup and step, in every second step. adder: 0 or 1; i: number of steps of the block's earlier items.
+// An adder's part of a work item. In every second step it adds dq to dq_sums, 16 KB per warpgroup. The last term is added by the
+// consumers, in registers: for it, the adder loads the sums so far. adder: 0 or 1; i: number of steps of the block's earlier items.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
                                                                               SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
-    int j = args.num_tiles - 1 - work % args.num_tiles, num_steps = STEPS * (args.num_tiles - j);
-    // key tile 0: the consumers add the last term in registers; this thread loads the sums so far, for the next step
-    int ahead = j == 0;
+    AttentionBackwardSm90Item<STEPS> item(args, work);
 #pragma unroll 1
-    for (int step = (i + adder) % 2; step < num_steps; step += 2) {
-        int num_terms = step + ahead < num_steps ? (step + ahead) / STEPS : 0; // already in the sum
-        int tile = (work / args.num_tiles * args.num_tiles + j) * STEPS + step + ahead;
+    for (int step = (i + adder) % 2; step < item.num_steps; step += 2) {
+        int query_tile = item.query_tile(step), num_terms = item.num_terms(query_tile); // already in the sum
+        bool last = item.is_last_term(query_tile);
+        int tile = (item.head * args.num_tiles + item.j) * STEPS + query_tile;
         int* turn = args.turns + tile;
         if (num_terms > 0) {
-            while (load_acquire(turn) < num_terms) {} // until the terms of all higher key tiles are in the sum
+            while (load_acquire(turn) < num_terms) {} // until the terms of the key tiles before this one are in the sum
             async_proxy_fence();
+        }
+        unsigned n = i + step; // counts the block's steps
+        float4* sums = args.dq_sums + (size_t)2 * tile * 1024;
+#pragma unroll 1
+        for (int w = 0; last && w < 2; w++) {
+            // dq of the step before has been written or read, and added
+            mbarrier_wait(&smem.dq_full[w][(n + 1) % 2], ((n + 1) / 2 + 1) % 2);
+            mbarrier_wait(&smem.dq_ready[w], n % 2);
+            if (num_terms == 0) {
+                mbarrier_arrive(&smem.sums_ready[w]);
+            } else {
+                mbarrier_arrive_expect(&smem.sums_ready[w], BYTES);
+                bulk_load(smem.dq[w], sums + 1024 * w, BYTES, &smem.sums_ready[w]);
+            }
         }
 #pragma unroll 1
         for (int w = 0; w < 2; w++) {
-            float4 *dq = smem.dq[w], *sums = args.dq_sums + (size_t)(2 * tile + w) * 1024;
-            mbarrier_wait(&smem.dq_full[w][(i + step) % 2], (i + step) / 2 % 2);
-            if (j == 0 && num_terms == 0) {
-                mbarrier_arrive(&smem.dq_ready[w]);
-            } else if (j == 0) {
-                mbarrier_arrive_expect(&smem.dq_ready[w], BYTES);
-                bulk_load(dq, sums, BYTES, &smem.dq_ready[w]);
+            mbarrier_wait(&smem.dq_full[w][n % 2], n / 2 % 2);
+            mbarrier_arrive(last ? &smem.dq_ready[w] : &smem.sums_ready[w]);
+            if (last) { continue; }
+            mbarrier_wait(&smem.sums_ready[w], n % 2); // returns at once; synccheck demands a wait in every phase
+            float *dq = reinterpret_cast<float*>(smem.dq[w]), *sum = reinterpret_cast<float*>(sums + 1024 * w);
+            if (num_terms == 0) {
+                bulk_store(sum, dq, BYTES);
             } else {
-                if (num_terms == 0) {
-                    bulk_store(sums, dq, BYTES);
-                } else {
-                    bulk_add(reinterpret_cast<float*>(sums), reinterpret_cast<float*>(dq), BYTES);
-                }
-                tma_store_commit();
+                bulk_add(sum, dq, BYTES);
             }
+            tma_store_commit();
         }
-        if (j == 0) { continue; }
+        if (last) { continue; }
         // the consumers may overwrite dq that the bulk copies have read from shared memory
         tma_store_wait<1>();
         mbarrier_arrive(&smem.dq_ready[0]);
@@ -9061,20 +9093,21 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     }
 }
 
-// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms. box: which 64 columns.
-// This thread's partial sums are terms[0], [128], [256] and [384].
+// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms. set: first index there; box: which 64 columns.
+// This thread's partial sums are terms[0], [128], [256] and [384]; 0 if terms is NULL.
 template <class SMem>
 __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
-                                                              const float4* terms, int head, int row, int box) {
+                                                              const float4* terms, int set, int head, int row,
+                                                              int box) {
     float scale = args.scale, sums[16];
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-        float4 x = terms[128 * c];
+        float4 x = terms ? terms[128 * c] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         sums[4 * c] = scale * x.x, sums[4 * c + 1] = scale * x.y;
         sums[4 * c + 2] = scale * x.z, sums[4 * c + 3] = scale * x.w;
     }
-    // of this batch element, one per warp, or (HS = 128) one per pair of warps with the same rows
-    size_t term = (size_t)head / args.NH * (8 / SMem::BOXES) + row % SMem::QUERIES / 16;
+    // one per warp, or (HS = 128) one per pair of warps with the same rows
+    size_t term = (size_t)set * (8 / SMem::BOXES) + row % SMem::QUERIES / 16;
     float2* to =
         reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * SMem::BOXES + box) * 64);
     to[threadIdx.x % 32] = fragment_column_sums(sums);
@@ -9084,7 +9117,7 @@ __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBac
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// If args.dq_terms is not NULL, key tile 0, which writes dq, also sums its columns over all queries, for dbias.
+// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias.
 template <class SMem>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
@@ -9096,8 +9129,8 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
     AttentionBackwardSm90Keys<HS> k, v;
     float4* dq_out = smem.dq[warpgroup] + threadIdx.x % 128;
     float4* dq_terms = smem.dq_terms[warpgroup] + threadIdx.x % 128;
-    int head = work / args.num_tiles, j = args.num_tiles - 1 - work % args.num_tiles;
-    int num_steps = STEPS * (args.num_tiles - j);
+    AttentionBackwardSm90Item<STEPS> item(args, work);
+    int head = item.head, j = item.j, b = head / args.NH;
     int box = BOXES == 1 ? 0 : warpgroup; // of dq: with HS = 128 a warpgroup computes 64 columns, instead of 64 queries
     float dk[HS / 2] = {}, dv[HS / 2] = {};
     // The two matrices from which a warp's rows may be written after a step: of dS of the step before, which nobody reads
@@ -9113,7 +9146,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         __syncwarp();
         if (lane == 0) {
             int vector = (which * args.NH + head % args.NH) * BOXES + box;
-            tma_store_4d(&dqkv_map, rows + row * 64, 0, vector, t + row, head / args.NH);
+            tma_store_4d(&dqkv_map, rows + row * 64, 0, vector, t + row, b);
             tma_store_commit();
         }
     };
@@ -9130,8 +9163,9 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         if (lane == 0) { mbarrier_arrive(&smem.v_empty); }
     }
 #pragma unroll 1
-    for (int step = 0; step < num_steps; step++, i++) {
-        bool last = step + 1 == num_steps;
+    for (int step = 0; step < item.num_steps; step++, i++) {
+        int query_tile = item.query_tile(step);
+        bool last_term = item.is_last_term(query_tile);
         const floatX *q = smem.q[i % 2], *dout = smem.dout[i % 2];
         float s[PARTS][32], dp[PARTS][32], dq[32];
         uint32_t p[PARTS][16], ds[PARTS][16];
@@ -9154,7 +9188,9 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
             // in flight, the oldest first: this part's s and dp, then in part 0 of two the next s, in part 1 dv
             wgmma_wait<PARTS>();
             wgmma_hold(s[part]);
-            if (step < STEPS) { attention_backward_sm90_mask(s[part], row + lane / 4 - QUERIES * step - 64 * part); }
+            if (query_tile < STEPS) {
+                attention_backward_sm90_mask(s[part], row + lane / 4 - QUERIES * query_tile - 64 * part);
+            }
             attention_backward_sm90_p(s[part], stats, scale * LOG2E);
             wgmma_wait<PARTS - 1>();
             wgmma_hold(dp[part]);
@@ -9164,13 +9200,13 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
                 attention_backward_sm90_scores(dp[PARTS - 1], v, dout + 64 * 64);
                 wgmma_commit();
             } else {
-                if (HS == 128 && last && lane == 0) { mbarrier_arrive(&smem.v_empty); }
+                if (HS == 128 && step + 1 == item.num_steps && lane == 0) { mbarrier_arrive(&smem.v_empty); }
                 mbarrier_arrive(&smem.q_empty[i % 2]); // this thread has read stats
             }
             wgmma_fence();
             attention_backward_sm90_keys<HS>(dv, p[part], dout + 64 * 64 * part);
             wgmma_commit();
-            if (part == 0 && (step == 0 || j == 0)) { wait_for_stores(); }
+            if (part == 0 && (step == 0 || last_term)) { wait_for_stores(); }
             attention_backward_sm90_store_ds(smem.ds[i % 2] + 128 * 64 * part, ds[part], row);
         }
         tma_store_fence(); // wgmma reads through the async proxy
@@ -9188,37 +9224,42 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         wgmma_hold(dv);
         if (lane == 0) { mbarrier_arrive(&smem.dout_empty[i % 2]); }
         wgmma_hold(dq);
-        if (last && lane == 0) { mbarrier_arrive(&smem.k_empty); }
+        if (step + 1 == item.num_steps && lane == 0) { mbarrier_arrive(&smem.k_empty); }
 
         mbarrier_wait(&smem.dq_ready[warpgroup], i % 2);
-        if (j > 0) {
+        if (!last_term) {
 #pragma unroll
             for (int c = 0; c < 32; c += 4) { dq_out[32 * c] = make_float4(dq[c], dq[c + 1], dq[c + 2], dq[c + 3]); }
             tma_store_fence();
         } else {
-            if (step >= STEPS) {
+            mbarrier_wait(&smem.sums_ready[warpgroup], i % 2);
+            if (item.num_terms(query_tile) > 0) {
 #pragma unroll
                 for (int c = 0; c < 32; c += 4) {
                     float4 x = dq_out[32 * c];
                     dq[c] += x.x, dq[c + 1] += x.y, dq[c + 2] += x.z, dq[c + 3] += x.w;
                 }
             }
-            store(0, box, staging(0, i), QUERIES * step - 64 * box, dq, scale);
-            if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, step > 0); }
+            store(0, box, staging(0, i), 128 * j + QUERIES * query_tile - 64 * box, dq, scale);
+            bool first = item.up ? query_tile == STEPS - 1 : step == 0;
+            if (args.dq_terms) { attention_backward_sm90_sum_rows(dq_terms, dq, !first); }
         }
         mbarrier_arrive(&smem.dq_full[warpgroup][i % 2]);
         wgmma_wait<0>();
         wgmma_hold(dk);
         if (lane == 0) { mbarrier_arrive(&smem.q_empty[i % 2]); }
     }
-    if (j == 0) { wait_for_stores(); }
+    if (item.up || j == 0) { wait_for_stores(); } // of dq
 #pragma unroll
     for (int m = 0; m < 2 * BOXES; m++) { // dk, then dv, 64 columns at a time
         const auto& sum = reinterpret_cast<const float(&)[32]>((m < BOXES ? dk : dv)[32 * (m % BOXES)]);
         if (m == 2) { wait_for_stores(); }
         store(1 + m / BOXES, m % BOXES, staging(m % 2, i - 1), 128 * j, sum, m < BOXES ? scale : 1.0f);
     }
-    if (args.dq_terms && j == 0) { attention_backward_sm90_store_dq_terms<SMem>(args, dq_terms, head, row, box); }
+    // the heads that go up are all of the last batch element
+    if (args.dq_terms && (j == 0 || b + 1 == args.num_heads / args.NH)) {
+        attention_backward_sm90_store_dq_terms<SMem>(args, item.up || j == 0 ? dq_terms : NULL, b + j, head, row, box);
+    }
 }
 
 // ---- kernel 11: persistent blocks that draw their work items by ticket ----
@@ -9237,10 +9278,16 @@ template <class SMem, class F> __device__ inline void attention_backward_sm90_ea
 }
 
 // Returns the work item of a ticket. Tickets count through the key tiles, from the last down, and for each key tile through the
-// heads of a group.
+// heads of a group. At the end they count through the key tiles from the first up, and for each through all heads that go up.
 __device__ inline int attention_backward_sm90_item(const AttentionBackwardSm90Args& args, unsigned ticket) {
+    unsigned num_down = args.num_down;
+    if (ticket >= num_down * args.num_tiles) {
+        unsigned num_up = args.num_heads - num_down;
+        ticket -= num_down * args.num_tiles;
+        return (num_down + ticket % num_up + 1) * args.num_tiles - 1 - ticket / num_up;
+    }
     unsigned first = ticket / (args.group * args.num_tiles) * args.group;
-    unsigned num_heads = min(args.group, args.num_heads - first);
+    unsigned num_heads = min(args.group, num_down - first);
     ticket -= first * args.num_tiles;
     return (first + ticket % num_heads) * args.num_tiles + ticket / num_heads;
 }
@@ -9304,6 +9351,8 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
     AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
+    // some two items per SM of an H100; not of this GPU, on which the bits would then depend
+    args.num_down -= std::clamp(256 / args.num_tiles, 1, a.NH);
     int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
     CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);
     CUtensorMap dout_map = tensor_map_heads(a.dout, a.B, a.T, vectors, box_tokens);
@@ -9313,7 +9362,7 @@ template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, c
     launch_early(attention_backward_sm90_kernel11<HS>, dim3(num_blocks), dim3(384), sizeof(AttentionBackwardSMem<HS>),
                  exec, args, qkv_map, dout_map, dqkv_map);
     if (!a.dbias) { return; }
-    column_sums<16>(a.dbias, NULL, NULL, args.dq_terms, 512 / HS * a.B, a.C, exec);
+    column_sums<16>(a.dbias, NULL, NULL, args.dq_terms, 512 / HS * (a.B + args.num_tiles - 1), a.C, exec);
     column_sums<16>(a.dbias + 2 * a.C, NULL, NULL, args.dout_terms, num_blocks_of_queries, a.C, exec);
 }
 #endif
