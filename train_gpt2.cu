@@ -8649,12 +8649,13 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 
 // ---- sm_90a: shared by kernels 9 to 11: five wgmma products, tiles by TMA, dq summed in L2 in a fixed order ----
 // HS = 64; kernel 11 also accepts HS = 128. A work item is a tile of 128 keys of one head, 64 keys per warpgroup. The two
-// warpgroups walk over the tiles of 128 queries that see these keys, the tile on the diagonal first. Scores are computed as
+// warpgroups walk over the tiles of 128 queries that see these keys. Scores are computed as
 // [keys][queries], so that the accumulators of P and dS become operands in registers for dv and dk. dS is also written to
 // shared memory, because dq sums over the keys of both warpgroups.
 //
-// dq is summed over the key tiles in one fixed order, so that it is deterministic. Key tile j adds its term of query
-// tile i in step i - j of its walk, after it has waited for the term of key tile j + 1:
+// dq is summed over the key tiles in one fixed order, so that it is deterministic. In most heads (kernels 9 and 10: in every head) the
+// key tiles go down, and each starts its walk at the diagonal. Key tile j adds its term of query tile i in step i - j of its walk, after
+// it has waited for the term of key tile j + 1:
 //
 //     query tile         0        1        2        3
 //     key tile 3                                    step 0
@@ -8666,9 +8667,9 @@ void attention_backward_mma(const AttentionBackwardArgs& a, const Execution& exe
 // writes dq. The work items of a head start in the order of the rows, from key tile 3 down. In kernel 11, items of several heads
 // alternate, so an item starts some time after the item for which it waits.
 //
-// The longest items of a head start last: while the very last one runs, an SM idles half of the time on average. So in kernel 11 the
-// last heads do everything in the opposite order. Their key tiles start from 0 up, walk from the last query tile to the diagonal, and
-// add to dq in that order; the diagonal tile adds the last term. An item that starts later is shorter, so all items end together.
+// A head's longest items start last: while the last one runs, the other SMs run out of work. So in kernel 11 the key tiles of the last
+// heads go up: they start from 0, walk from the last query tile to the diagonal, and add to dq in that order; the diagonal tile adds
+// the last term. Of these items the later are the shorter, so the SMs finish at about the same time.
 //
 // With HS = 128 the query tiles have 64 queries, so that the accumulators fit in registers: two steps for each step above.
 // A warpgroup then computes 64 of the 128 columns of dq, instead of 64 of the 128 queries.
@@ -8684,8 +8685,8 @@ struct AttentionBackwardSm90Args {
     float* dq_terms;   // (B + num_tiles - 1, 512 / HS, NH, HS): sums of dq over some queries, for dbias, or NULL
     float* dout_terms; // (blocks of queries, NH, HS): sums of dout over some queries, likewise, or NULL
     int T, NH, num_heads, num_tiles;
-    int num_down;   // heads whose key tiles start from the last down; those of the other heads start from the first up
-    unsigned group; // heads whose work items alternate
+    int num_down;   // heads 0 to num_down - 1 go down, the others up
+    unsigned group; // heads that go down and whose work items alternate
     float scale;
 };
 
@@ -8922,11 +8923,12 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dp1, dv += P0 dout0               dS0 to shared memory, P1, dS1
 //     dv += P1 dout1                    dS1 to shared memory
 //
-// dk and dv at the end of an item, and dq of key tile 0, leave by TMA through the stage of dS that is not in use: a warp writes
+// dk and dv at the end of an item, and dq with its last term, leave by TMA through the stage of dS that is not in use: a warp writes
 // its own rows there, and waits before it needs them again.
 //
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
-//     adders (2 threads)                wait for the turn of this key tile, add dq to dq_sums, pass the turn on
+//     adders (2 threads, in turns)      wait for the turn of this key tile, add dq to dq_sums, pass the turn on;
+//                                       last term: load the sums for the consumers
 
 template <int head_size = 64> struct AttentionBackwardSMem {
     static constexpr int HS = head_size, QUERIES = HS == 64 ? 128 : 64; // queries per step
@@ -8943,8 +8945,8 @@ template <int head_size = 64> struct AttentionBackwardSMem {
     uint64_t q_full[2], q_empty[2]; // for q and stats
     uint64_t dout_full[2], dout_empty[2];
     uint64_t k_full, k_empty, v_full, v_empty;
-    // Each completes once per step, last term or not: a barrier that skipped steps could be two phases behind, where a parity says
-    // nothing. dq_ready[warpgroup]: an adder arrives when the next step may write dq; sums_ready[warpgroup]: when dq holds the sums so
+    // Each completes a phase in every step (dq_full[w][s] in every second), also for a last term: two phases off, a parity would be
+    // misread. dq_ready[warpgroup]: an adder arrives when the next step may write dq; sums_ready[warpgroup]: when dq holds the sums so
     // far (last term); dq_full[warpgroup][step % 2]: the warpgroup's threads arrive when dq has been written, or (last term) read.
     uint64_t dq_ready[2], sums_ready[2], dq_full[2][2];
     uint64_t work_full[2], work_empty[2]; // the producer writes `work`; all other roles read it
@@ -8996,9 +8998,9 @@ template <int STEPS> struct AttentionBackwardSm90Item {
     __device__ AttentionBackwardSm90Item(const AttentionBackwardSm90Args& args, int work)
         : head(work / args.num_tiles), j(args.num_tiles - 1 - work % args.num_tiles),
           num_steps(STEPS * (args.num_tiles - j)), up(head >= args.num_down) {}
-    // which query tile a step takes, counted from the diagonal
+    // the query tile of a step, counted from the diagonal
     __device__ int query_tile(int step) const { return up ? num_steps - 1 - step : step; }
-    // how many key tiles add to dq of this query tile before this key tile; whether none does after it
+    // the number of key tiles that add to dq of a query tile before this one; whether this one is the last
     __device__ int num_terms(int tile) const { return up ? j : tile / STEPS; }
     __device__ bool is_last_term(int tile) const { return up ? tile < STEPS : j == 0; }
 };
@@ -9037,8 +9039,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
     while (step < item.num_steps) { load_queries(); }
 }
 
-// An adder's part of a work item. In every second step it adds dq to dq_sums, 16 KB per warpgroup. The last term is added by the
-// consumers, in registers: for it, the adder loads the sums so far. adder: 0 or 1; i: number of steps of the block's earlier items.
+// An adder's part of a work item. In every second step it adds dq, 16 KB per warpgroup, to dq_sums. For a last term it loads the sums
+// so far, and the consumers add the term in registers. adder: 0 or 1; i: number of steps of the block's earlier items.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
                                                                               SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
@@ -9057,7 +9059,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
         float4* sums = args.dq_sums + (size_t)2 * tile * 1024;
 #pragma unroll 1
         for (int w = 0; last && w < 2; w++) {
-            // dq of the step before has been written or read, and added
+            // dq of the step before has been written or read, and its bulk copies have read it
             mbarrier_wait(&smem.dq_full[w][(n + 1) % 2], ((n + 1) / 2 + 1) % 2);
             mbarrier_wait(&smem.dq_ready[w], n % 2);
             if (num_terms == 0) {
@@ -9072,7 +9074,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
             mbarrier_wait(&smem.dq_full[w][n % 2], n / 2 % 2);
             mbarrier_arrive(last ? &smem.dq_ready[w] : &smem.sums_ready[w]);
             if (last) { continue; }
-            mbarrier_wait(&smem.sums_ready[w], n % 2); // returns at once; synccheck demands a wait in every phase
+            mbarrier_wait(&smem.sums_ready[w], n % 2); // returns at once; synccheck requires a wait in every phase
             float *dq = reinterpret_cast<float*>(smem.dq[w]), *sum = reinterpret_cast<float*>(sums + 1024 * w);
             if (num_terms == 0) {
                 bulk_store(sum, dq, BYTES);
@@ -9087,14 +9089,14 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
         mbarrier_arrive(&smem.dq_ready[0]);
         tma_store_wait<0>();
         mbarrier_arrive(&smem.dq_ready[1]);
-        tma_store_wait_written(); // the sums have reached global memory, so the next key tile may add its term
+        tma_store_wait_written(); // the sums have reached global memory: the next key tile may use them
         async_proxy_fence();
         store_release(turn, num_terms + 1);
     }
 }
 
-// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms. set: first index there; box: which 64 columns.
-// This thread's partial sums are terms[0], [128], [256] and [384]; 0 if terms is NULL.
+// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms. set: first index of dq_terms; box: which 64 columns.
+// This thread's partial sums are terms[0], [128], [256] and [384]; NULL stands for zeros.
 template <class SMem>
 __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
                                                               const float4* terms, int set, int head, int row,
@@ -9106,7 +9108,7 @@ __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBac
         sums[4 * c] = scale * x.x, sums[4 * c + 1] = scale * x.y;
         sums[4 * c + 2] = scale * x.z, sums[4 * c + 3] = scale * x.w;
     }
-    // one per warp, or (HS = 128) one per pair of warps with the same rows
+    // a row of the set per warp, or (HS = 128) per pair of warps with the same rows
     size_t term = (size_t)set * (8 / SMem::BOXES) + row % SMem::QUERIES / 16;
     float2* to =
         reinterpret_cast<float2*>(args.dq_terms + ((term * args.NH + head % args.NH) * SMem::BOXES + box) * 64);
@@ -9117,7 +9119,8 @@ __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBac
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias.
+// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias; in the
+// last batch element, the other items write zeros.
 template <class SMem>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
@@ -9256,7 +9259,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
         if (m == 2) { wait_for_stores(); }
         store(1 + m / BOXES, m % BOXES, staging(m % 2, i - 1), 128 * j, sum, m < BOXES ? scale : 1.0f);
     }
-    // the heads that go up are all of the last batch element
+    // all heads that go up belong to the last batch element
     if (args.dq_terms && (j == 0 || b + 1 == args.num_heads / args.NH)) {
         attention_backward_sm90_store_dq_terms<SMem>(args, item.up || j == 0 ? dq_terms : NULL, b + j, head, row, box);
     }
@@ -9277,8 +9280,8 @@ template <class SMem, class F> __device__ inline void attention_backward_sm90_ea
     }
 }
 
-// Returns the work item of a ticket. Tickets count through the key tiles, from the last down, and for each key tile through the
-// heads of a group. At the end they count through the key tiles from the first up, and for each through all heads that go up.
+// Returns the work item of a ticket. The heads that go down come first, group by group: key tiles from the last down, and for each all
+// heads of the group. Then come the heads that go up, all together: key tiles from the first up.
 __device__ inline int attention_backward_sm90_item(const AttentionBackwardSm90Args& args, unsigned ticket) {
     unsigned num_down = args.num_down;
     if (ticket >= num_down * args.num_tiles) {
@@ -9351,7 +9354,7 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
     AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
-    // some two items per SM of an H100; not of this GPU, on which the bits would then depend
+    // at most two items per SM of an H100; a constant, because dq's bits depend on it. So those of the last sequence differ from another's
     args.num_down -= std::clamp(256 / args.num_tiles, 1, a.NH);
     int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
     CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);

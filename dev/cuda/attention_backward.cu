@@ -836,7 +836,8 @@ static void declare(Bench& b) {
 }
 
 // The check shapes have head sizes 64, 32, 96 and 128, and 40, 72, 136 and 200, which tiles pad. The shapes with
-// 12 * 6 heads of 3 tiles have more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum.
+// 12 * 6 heads of 3 tiles have more work items than an H200 has SMs; at T = 1100 up to nine key tiles add to one sum. Of 129
+// heads with two tiles, 128 go up.
 int main(int argc, char** argv) {
     return bench_main(argc, argv, "attention_backward", declare, {8, 1024, 768, 12},
                       {{1, 1, 64, 1},
@@ -844,7 +845,8 @@ int main(int argc, char** argv) {
                        with_kind(1, {2, 129, 128, 2}),
                        with_kind(1, {12, 257, 384, 6}),
                        with_kind(1, {1, 130, 400, 2}),
-                       with_kind(1, {1, 257, 128, 1}),
+                       with_kind(1, {2, 257, 128, 1}),
+                       with_kind(1, {1, 129, 8256, 129}),
                        {2, 17, 128, 2},
                        {1, 64, 64, 2},
                        {2, 127, 192, 3},
@@ -852,7 +854,7 @@ int main(int argc, char** argv) {
                        {2, 129, 64, 1},
                        {3, 700, 128, 2},
                        {12, 257, 384, 6},
-                       {1, 1100, 128, 2},
+                       {2, 1100, 128, 2},
                        {1, 128, 192, 2},
                        {2, 200, 256, 4},
                        {1, 200, 192, 2},

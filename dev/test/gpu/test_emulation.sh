@@ -418,7 +418,7 @@ attention_backward 11 -B 1 -T 700 -C 128 -NH 2 --case 0
 attention_backward 13 --kind 1 -B 2 -T 300 -C 128 -NH 2 --case 0
 attention_forward 25 -B 1 -T 257 -C 256 -NH 2 --case 1
 attention_backward 11 -B 1 -T 200 -C 256 -NH 2 --case 0
-attention_backward 13 --kind 1 -B 1 -T 200 -C 128 -NH 1 --case 0
+attention_backward 13 --kind 1 -B 2 -T 200 -C 128 -NH 1 --case 0
 matmul_forward 18 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
 matmul_forward 20 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
 matmul_forward 21 -B 1 -T 600 -C 776 -V 392 --kind 1 --case 0
