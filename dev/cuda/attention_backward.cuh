@@ -881,7 +881,7 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
 }
 
 // An adder's part of a work item. In every second step it adds dq, 16 KB per warpgroup, to dq_sums. For a last term it loads the sums
-// so far, and the consumers add the term in registers. adder: 0 or 1; i: number of steps of the block's earlier items.
+// so far; the consumers then add the term in registers. Arguments: adder is 0 or 1, and i is the number of steps of the block's earlier items.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
                                                                               SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
@@ -936,8 +936,8 @@ template <class SMem> __device__ inline void attention_backward_sm90_add_item(co
     }
 }
 
-// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms. set: first index of dq_terms; box: which 64 columns.
-// This thread's partial sums are terms[0], [128], [256] and [384]; NULL stands for zeros.
+// Adds up a warp's rows of dq and writes the scaled sums to args.dq_terms[set]. box is 0 or 1: the first or last 64 columns.
+// This thread's partial sums are elements 0, 128, 256 and 384 of terms. NULL stands for zeros.
 template <class SMem>
 __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBackwardSm90Args& args,
                                                               const float4* terms, int set, int head, int row,
@@ -960,8 +960,8 @@ __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBac
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias; in the
-// last batch element, the other items write zeros.
+// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias. In the last batch element, the other items
+// write zeros there.
 template <class SMem>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
@@ -1195,7 +1195,8 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
     AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
-    // at most two items per SM of an H100; a constant, because dq's bits depend on it. So those of the last sequence differ from another's
+    // at most two items per SM of an H100; a constant, so that dq's bits do not depend on the GPU. They depend on whether a sequence
+    // is the last one of its batch
     args.num_down -= std::clamp(256 / args.num_tiles, 1, a.NH);
     int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
     CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);
