@@ -279,7 +279,12 @@ static inline size_t text_blanks(const char* text, size_t n) {
     return i;
 }
 
-static inline bool text_is_blank(const char* text, size_t n) { return text_blanks(text, n) == n; }
+// True if every line of text (n) is blank.
+static inline bool text_is_blank(const char* text, size_t n) {
+    size_t i = 0;
+    while ((i += text_blanks(text + i, n - i)) < n && text[i] == '\n') { i++; }
+    return i == n;
+}
 
 // Returns the size of the part of text (n) that ends with its first blank line, or n if there is none. A blank line ends with
 // LF and follows one.

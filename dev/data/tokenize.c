@@ -356,13 +356,13 @@ static void encode_lines(Job* job) {
 }
 
 // Encodes documents that end with a blank line. A chunk never begins inside a run of white space, so blank lines are found at
-// the same positions however the input is cut into chunks.
+// the same positions however the input is cut into chunks. Blank lines alone are no document.
 static void encode_sections(Job* job) {
     bool starts = job->starts;
-    for (size_t i = 0, n; i < job->n; i += n) {
-        n = text_section(job->text + i, job->n - i);
-        add_text(job, job->text + i, n, starts);
-        starts = true;
+    for (size_t i = 0, n; i < job->n; i += n, starts = true) {
+        const char* section = job->text + i;
+        n = text_section(section, job->n - i);
+        if (!starts || !text_is_blank(section, n)) { add_text(job, section, n, starts); }
     }
 }
 

@@ -66,6 +66,9 @@ test_documents() {
     one() { tokenize -i "$1" -t "$tmp/small" -d "$2" -o "$tmp/d/x" 2>/dev/null; ids "$tmp/d/x_train_000000.bin"; }
     want file "$(one "$tmp/d.txt" file)" "260 256 198 198 256 198 198 198 65 198 198"
     want blank-line "$(one "$tmp/d.txt" blank-line)" "260 256 198 198 260 256 198 198 260 198 65 198 198"
+    printf '\n\nab\n\n \n\n\t\n\nb\n\n\n' >"$tmp/blank.txt"
+    want "blank lines alone" "$(one "$tmp/blank.txt" blank-line)" "260 256 198 198 260 65 198 198"
+    want "in chunks" "$(tokens -i "$tmp/blank.txt" -d blank-line --chunk-bytes 16)" "260 256 198 198 260 65 198 198"
     want line "$(one "$tmp/d.txt" line)" "260 256 260 256 260 65"
     printf '{"id": 1, "text": "ab\\u0000"}\r\n\n{"text": ""}\n{"text": "\\u0062c"}' >"$tmp/d.jsonl"
     want jsonl "$(one "$tmp/d.jsonl" auto)" "260 256 188 260 258"

@@ -172,6 +172,7 @@ static void test_lines(void) {
         check(text_is_blank(s, n) == (lines.line == 2 || lines.line == 3));
     }
     check(lines.line == 4);
+    check(text_is_blank("\n \t\n\r\n ", 7) && !text_is_blank("\n \n.", 4));
 }
 
 static void test_sections(void) {
