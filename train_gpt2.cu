@@ -8923,8 +8923,8 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dp1, dv += P0 dout0               dS0 to shared memory, P1, dS1
 //     dv += P1 dout1                    dS1 to shared memory
 //
-// dk and dv at the end of an item, and dq with its last term, leave by TMA through the stage of dS that is not in use: a warp writes
-// its own rows there, and waits before it needs them again.
+// TMA stores dk and dv at the end of an item, and dq with its last term, from the stage of dS that is not in use. A warp writes its
+// own rows there. Before it writes there again, it waits for the stores.
 //
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (2 threads, in turns)      wait for the turn of this key tile, add dq to dq_sums, pass the turn on;
@@ -9039,8 +9039,9 @@ template <class SMem> __device__ inline void attention_backward_sm90_load_item(c
     while (step < item.num_steps) { load_queries(); }
 }
 
-// An adder's part of a work item. In every second step it adds dq, 16 KB per warpgroup, to dq_sums. For a last term it loads the sums
-// so far; the consumers then add the term in registers. Arguments: adder is 0 or 1, and i is the number of steps of the block's earlier items.
+// An adder's part of a work item. In every second step, it adds dq to dq_sums: 16 KB per warpgroup. If the term is the last one, it
+// loads the sums so far instead, and the consumers add the term in registers.
+// adder: 0 or 1. i: the number of steps of the block's earlier items.
 template <class SMem> __device__ inline void attention_backward_sm90_add_item(const AttentionBackwardSm90Args& args,
                                                                               SMem& smem, int adder, int work, int i) {
     constexpr int BYTES = sizeof(smem.dq[0]), STEPS = SMem::STEPS;
@@ -9119,8 +9120,8 @@ __device__ inline void attention_backward_sm90_store_dq_terms(const AttentionBac
 // before; i: the step, counted over all items of the block; row: the warp's first row in a tile, where a row is a
 // key in the key tile and a query in the query tiles.
 //
-// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias. In the last batch element, the other items
-// write zeros there.
+// If args.dq_terms is not NULL, the items that write dq also sum its columns, for dbias.
+// In the last batch element, the items that do not write dq set their rows of dq_terms to zero.
 template <class SMem>
 __device__ inline void attention_backward_sm90_compute_item(const AttentionBackwardSm90Args& args, SMem& smem,
                                                             const CUtensorMap& dqkv_map, int warpgroup, int row,
@@ -9198,7 +9199,7 @@ __device__ inline void attention_backward_sm90_compute_item(const AttentionBackw
             attention_backward_sm90_p(s[part], stats, scale * LOG2E);
             wgmma_wait<PARTS - 1>();
             wgmma_hold(dp[part]);
-            if (PARTS == 2) { __syncwarp(); } // only for ptxas, which then schedules a loop that is 1% faster
+            if (PARTS == 2) { __syncwarp(); } // not for correctness: ptxas then schedules a loop that is 1% faster
             attention_backward_sm90_ds(p[part], ds[part], s[part], dp[part], stats);
             if (part + 1 < PARTS) {
                 wgmma_fence();
@@ -9357,8 +9358,8 @@ template <int HS> __global__ void __launch_bounds__(384, 1)
 // the softmax: dk summed over all keys is 0. The kernels' roundings are all that is left out.
 template <int HS> void attention_backward_sm90(const AttentionBackwardArgs& a, const Execution& exec) {
     AttentionBackwardSm90Args args = attention_backward_sm90_args<HS>(a);
-    // at most two items per SM of an H100; a constant, so that dq's bits do not depend on the GPU. They depend on whether a sequence
-    // is the last one of its batch
+    // at most two items per SM of an H100; a constant, so that dq's bits do not depend on the GPU. They do depend on
+    // whether a sequence is the last one of its batch
     args.num_down -= std::clamp(256 / args.num_tiles, 1, a.NH);
     int vectors = HS / 64 * a.NH, box_tokens = AttentionBackwardSMem<HS>::QUERIES;
     CUtensorMap qkv_map = tensor_map_heads(a.qkv, a.B, a.T, 3 * vectors, box_tokens);

@@ -239,8 +239,10 @@ for tool in $tools; do
             [ "$name" = train ] || graph=1
             start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" --graph $graph -o "$dir/runs/${tool}_$name"
             ;;
-        train_fp8) # short: racecheck needs more host memory with every step
-            start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" -d 128 -x 2 -v 0 -s 0 --fp8 -o "$dir/runs/${tool}_$name"
+        train_fp8)
+            short=() # racecheck needs more host memory with every step
+            [ "$tool" != racecheck ] || short=(-d 128 -x 2 -v 0 -s 0)
+            start "$tool" "$name" "$dir/train_gpt2cu" "${run_flags[@]}" ${short[@]+"${short[@]}"} --fp8 -o "$dir/runs/${tool}_$name"
             ;;
         sample)
             start "$tool" "$name" "$dir/train_gpt2cu" -e "$dir/runs/plain" --prompt 'for (int i' --num-samples 5 --parallel 2 \
