@@ -8923,8 +8923,8 @@ __device__ inline void attention_backward_sm90_sum_rows(float4* terms, const flo
 //     dp1, dv += P0 dout0               dS0 to shared memory, P1, dS1
 //     dv += P1 dout1                    dS1 to shared memory
 //
-// TMA stores dk and dv at the end of an item, and dq with its last term, from the stage of dS that is not in use. A warp writes its
-// own rows there. Before it writes there again, it waits for the stores.
+// At the end of an item, TMA stores dk and dv from the stage of dS that is not in use. It also stores dq from there when its last
+// term is added. A warp writes its own rows there. Before it writes there again, it waits for the stores.
 //
 //     producer (1 thread)               loads q, dout and stats of the next steps (two stages), k and v of each item
 //     adders (2 threads, in turns)      wait for the turn of this key tile, add dq to dq_sums, pass the turn on;
